@@ -1,19 +1,30 @@
 """The line that the log has of P-EAGLE at the start."""
 
-from vllm.config import VllmConfig
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
 from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from peagle_vllm.heads.fields import TRAINED_DEPTH
+from peagle_vllm.kv_groups import kv_bytes_a_token
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.serving import logger
 
 
-def log_start(vllm_config: VllmConfig, num_graphs: int | None = None) -> None:
-    """Say once on each machine that P-EAGLE is served: the runner, K, the head's trained depth, and graphs.
+def log_start(
+    drafter: Any, kv_cache_config: KVCacheConfig, holders: Iterable[Any] = (), num_graphs: int | None = None
+) -> None:
+    """Say once on each machine that P-EAGLE is served: the runner, K, the head's trained depth, graphs and memory.
 
     Args:
+        drafter: V1's proposer or V2's speculator, with its head and its buffers.
+        holders: other objects that hold buffers of drafts.
         num_graphs: CUDA graphs of drafts; None where they are the target's.
     """
+    vllm_config = drafter.vllm_config
     spec = vllm_config.speculative_config
     if vllm_config.parallel_config.data_parallel_rank_local:
         return
@@ -23,4 +34,16 @@ def log_start(vllm_config: VllmConfig, num_graphs: int | None = None) -> None:
     lookup = prompt_lookup_min(vllm_config)
     parts += [f"drafts looked up from {lookup} tokens on"] if lookup else []
     parts += [f"{num_graphs or 'no'} graphs"] if num_graphs is not None else []
+    if drafter.device.type != "cpu":  # vLLM's CPU build packs linear layers, and no tensor shows their size
+        tensors = ((*module._parameters.values(), *module._buffers.values()) for module in drafter.updates.own_modules)
+        parts.append(f"head {_mebibytes(list(tensors))}")
+    parts.append(f"buffers {_mebibytes([vars(holder) for holder in (drafter, *holders)])}")
+    parts.append(f"KV {kv_bytes_a_token(drafter.model, vllm_config, kv_cache_config)} bytes a token")
     init_logger(logger.name).info_once("P-EAGLE active: %s", ", ".join(parts))
+
+
+def _mebibytes(values: Any) -> str:
+    """Memory of all tensors in lists, tuples and dicts; what several of them share counts once."""
+    storages = [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    num_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return f"{num_bytes / 2**20:.1f} MiB"

@@ -4,6 +4,7 @@ vLLM gives each kind of layer groups of its own, all as large as the smallest ki
 block table. A few layers of a new kind, a head's, can split a target's 32 layers into nine groups (vLLM 49730).
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,10 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
-from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+from peagle_vllm.serving import warn_once
 
 
 @contextmanager
@@ -35,8 +39,7 @@ def keep_windows_whole(model: torch.nn.Module, vllm_config: VllmConfig) -> None:
     Not where the target has layers of the same window, whose groups they join, or none that see all; nor with
     FlashInfer, whose plan has one window for all layers of a group.
     """
-    context = vllm_config.compilation_config.static_forward_context
-    layers = {layer for layer in context.values() if isinstance(layer, Attention)}
+    layers = {layer for layer in _layers(vllm_config).values() if isinstance(layer, Attention)}
     ours = layers.intersection(model.modules())
     windows = {layer.sliding_window for layer in layers - ours}
     if None not in windows or any("FLASHINFER" in layer.get_attn_backend().get_name() for layer in layers):
@@ -57,3 +60,41 @@ def _keep_whole(layer: Any) -> None:
             layer.sliding_window = window
 
     layer.get_kv_cache_spec = get_kv_cache_spec
+
+
+def warn_of_split(model: torch.nn.Module, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+    """Say where the head's layers are a kind of their own, of fewer layers than any of its target's."""
+    ours, theirs = Counter[KVCacheSpec](), Counter[KVCacheSpec]()
+    for spec, is_ours in _layer_specs(model, vllm_config, kv_cache_config):
+        (ours if is_ours else theirs)[spec] += 1
+    smallest = min(theirs.values(), default=0)
+    few = [spec for spec, count in ours.items() if spec not in theirs and count < smallest]
+    if few and len(kv_cache_config.kv_cache_groups) > len({*ours, *theirs}):
+        num_groups, num_layers = len(kv_cache_config.kv_cache_groups), sum(ours[spec] for spec in few)
+        warn_once(
+            f"P-EAGLE: vLLM splits the KV cache into {num_groups} groups, because {num_layers} of the head's layers "
+            "are unlike all of the target's. Each group costs host time in every step (vLLM issue 49730). A head joins "
+            "the groups of its target where its layers have the same number of KV heads, width and window"
+        )
+
+
+def kv_bytes_a_token(model: torch.nn.Module, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
+    """What the head's layers keep of a token."""
+    specs = _layer_specs(model, vllm_config, kv_cache_config)
+    return sum(spec.page_size_bytes // spec.block_size for spec, is_ours in specs if is_ours)
+
+
+def _layer_specs(
+    model: torch.nn.Module, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
+) -> Iterator[tuple[KVCacheSpec, bool]]:
+    """Of each layer in a KV cache group, and whether the layer is the head's."""
+    layers, ours = _layers(vllm_config), set(model.modules())
+    for group in kv_cache_config.kv_cache_groups:
+        for name in group.layer_names:
+            spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
+            yield spec, layers.get(name) in ours
+
+
+def _layers(vllm_config: VllmConfig) -> dict[str, Any]:
+    context = vllm_config.compilation_config.static_forward_context
+    return {name: layer for name, layer in context.items() if isinstance(layer, AttentionLayerBase)}

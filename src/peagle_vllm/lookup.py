@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 FIELD = "prompt_lookup_min"
 DEFAULT = 2  # tokens
+MOST_MEMORY = 0.01  # of the device's: more is taken only for a look-up that the config asks for
 
 
 def prompt_lookup_min(vllm_config: "VllmConfig") -> int:
@@ -29,7 +30,7 @@ def check_lookup(value: Any) -> None:
 
 
 def settle_lookup(vllm_config: "VllmConfig") -> None:
-    """Put the default where the config names no number; 0, and a line in the log, under adaptive verification.
+    """Put the default where the config names no number, or 0 and a line in the log where look-up would do harm.
 
     Raises:
         RefusedError: the config asks for both.
@@ -42,6 +43,20 @@ def settle_lookup(vllm_config: "VllmConfig") -> None:
     if adaptive and asked:
         raise RefusedError(f'"{FIELD}": {asked} with enable_adaptive_verification; leave one of the two out')
     if asked is None:
-        setattr(hf_config, FIELD, 0 if adaptive else DEFAULT)
-        if adaptive:
-            warn_once("P-EAGLE: no draft is looked up: adaptive verification judges the head's drafts only")
+        why_not = "adaptive verification judges the head's drafts only" if adaptive else _too_large(vllm_config)
+        setattr(hf_config, FIELD, 0 if why_not else DEFAULT)
+        if why_not:
+            warn_once(f"P-EAGLE: no draft is looked up: {why_not}")
+
+
+def _too_large(vllm_config: "VllmConfig") -> str | None:
+    """Why the tokens of all requests do not stand on the device unasked; None if they do."""
+    from vllm.platforms import current_platform
+
+    requests, length = vllm_config.scheduler_config.max_num_seqs, vllm_config.model_config.max_model_len
+    num_bytes = requests * length * 4
+    if num_bytes <= MOST_MEMORY * current_platform.get_device_total_memory():
+        return None
+    size = f"max_num_seqs {requests} x max_model_len {length} x 4 bytes, {num_bytes >> 20} MiB"
+    remedy = f'"{FIELD}": {DEFAULT} in the speculative config turns it on'
+    return f"it would take {size}, more than {MOST_MEMORY:.0%} of the device's memory; {remedy}"

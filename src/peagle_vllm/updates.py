@@ -36,9 +36,9 @@ class HeadUpdates:
         targets = set(target.modules())
         targets.update(copy for copy, source in _quantized_copies() if source in targets)
         _share_alike(model, targets)
-        own_modules = [module for module in model.modules() if module not in targets]
+        self.own_modules = [module for module in model.modules() if module not in targets]
         self._shared = [
-            (parent, *child) for parent in own_modules for child in parent.named_children() if child[1] in targets
+            (parent, *child) for parent in self.own_modules for child in parent.named_children() if child[1] in targets
         ]
         # Written in place, because CUDA graphs read them. vLLM would lose a mask_hidden that comes in an update.
         self._ours = {MASK_HIDDEN: model.mask_hidden} | (named_tensors(selector) if selector else {})

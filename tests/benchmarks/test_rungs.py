@@ -17,7 +17,7 @@ from benchmarks import engine, gpu_day, real, real_gpu, rung1, rung2, rung3, run
 from benchmarks.arms import FILE, ROOT
 from benchmarks.page import from_log, kernels
 from benchmarks.parts import STATE, Part
-from peagle_tools.train.lines import add_line, read_lines, write_lines
+from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.peagle_yaml import Config
 
 
@@ -196,14 +196,17 @@ def test_a_missing_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             next(part)
 
 
-def test_the_page_reads_logs(tmp_path: Path) -> None:
+def test_the_page_reads_logs_and_compiled_kernels(tmp_path: Path) -> None:
     part = Part("engine one", ())
     (tmp_path / "engine-one.1.log").write_text(
         "INFO [cuda.py:1] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN'].\n"
         "WARNING GPU<->CPU sync detected - avoid it\n"
         "WARNING 11-26 03:00:00 [jit_monitor.py:140] Triton JIT compile during inference: _walk_kernel (x). T\n"
     )
-    assert [*from_log(part, tmp_path)] == [
+    entries = [{"kernel": "_walk", "seconds": 1.25, "cached": False}, {"kernel": "_walk", "seconds": 0, "cached": True}]
+    write_lines(tmp_path / "engine-one.1.compiled", entries)
+    assert [*kernels(tmp_path), *from_log(part, tmp_path)][1:] == [
+        "  _walk: 1 compiled, 1.2 s; 1 from the cache",
         "log of engine one: Triton JIT compile during inference: _walk_kernel (x); Using FLASH_ATTN attention backend; "
         "1 x GPU<->CPU sync detected",
     ]

@@ -26,7 +26,11 @@ def test_a_windowed_head_makes_no_groups(tmp_path: Path):
     assert report.rows > 6
 
 
-def test_a_head_with_its_targets_window_joins_its_groups(tmp_path: Path):
+def test_where_a_head_splits_the_groups_the_log_says_so(tmp_path: Path, warned):
     target = targets.write(tmp_path, "mistral")
-    head = write_head(tmp_path / "head", target, HeadSpec(windows=(WINDOW,) * 2))
-    assert groups(engine(Settings(target, head, k=3, max_model_len=96))) == 1
+    live = engine(Settings(target, write_head(tmp_path / "head", target, HeadSpec()), k=3, max_model_len=96))
+    assert groups(live) == 5
+    assert len(warned("splits the KV cache into 5 groups, because 2 of the head's layers are unlike all of")) == 1
+    like = write_head(tmp_path / "like", target, HeadSpec(windows=(WINDOW,) * 2))
+    assert groups(engine(Settings(target, like, k=3, max_model_len=96))) == 1
+    assert len(warned("splits the KV cache")) == 1

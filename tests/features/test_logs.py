@@ -7,8 +7,10 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.conftest import ARM
 from tests.features.comparing import SETTINGS, Case, outputs
@@ -47,13 +49,29 @@ def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypa
 
     live = engine(replace(SETTINGS, max_num_seqs=3))  # an engine of its own, started at this level
     runner, graphs = ("V2", ", no graphs") if ARM == "plugin-v2" else ("V1", "")
+    line, kv = f"P-EAGLE active: Model Runner {runner}, K=5, head trained 8 deep", "KV 2048 bytes a token"
     (start,) = log_lines(log)
-    assert start == f"P-EAGLE active: Model Runner {runner}, K=5, head trained 8 deep{graphs}"
+    assert re.fullmatch(rf"{line}{graphs}, buffers \d\.\d MiB, {kv}", start)
     logger._print_info_once.cache_clear()
-    vllm_config = live.runner.vllm_config
-    monkeypatch.setattr(vllm_config.parallel_config, "data_parallel_rank_local", 1)
-    log_start(vllm_config)  # the second engine of a data parallel server
+    drafter, parallel_config = live.drafter, live.runner.vllm_config.parallel_config
+    monkeypatch.setattr(parallel_config, "data_parallel_rank_local", 1)
+    log_start(drafter, live.runner.kv_cache_config)  # the second engine of a data parallel server
     assert len(log_lines(log)) == 1
+    monkeypatch.setattr(parallel_config, "data_parallel_rank_local", 0)
+    # A GPU's: the head without what it shares with its target, and all buffers, each once.
+    monkeypatch.setattr(drafter, "device", SimpleNamespace(type="cuda"))
+    fresh = SimpleNamespace(twice=[torch.zeros(10 << 18)] * 2)
+    for holders in ([], [fresh]):
+        log_start(drafter, live.runner.kv_cache_config, holders, num_graphs=253)
+    tensors, of_target = (
+        {x.data_ptr(): x.nbytes for x in (*model.parameters(), *model.buffers())}
+        for model in (drafter.model, live.runner.get_model())
+    )
+    head = sum(size for place, size in tensors.items() if place not in of_target) / 2**20
+    sizes = [
+        re.fullmatch(rf"{line}, 253 graphs, head {head:.1f} MiB, buffers (.+) MiB, {kv}", x) for x in log_lines(log)
+    ]
+    assert float(sizes[2][1]) == pytest.approx(float(sizes[1][1]) + 10)
 
 
 @pytest.mark.arm("plugin-v1")

@@ -24,7 +24,7 @@ from peagle_kernels.layout import DraftBatch, ragged_lengths, seq_lens_bound, st
 from peagle_kernels.lookup_drafts import OneHot, lookup_drafts
 from peagle_kernels.prepare_inputs import prepare_inputs
 from peagle_vllm.draft_log import log_start
-from peagle_vllm.kv_groups import keep_windows_whole, own_windows
+from peagle_vllm.kv_groups import keep_windows_whole, own_windows, warn_of_split
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
@@ -90,7 +90,8 @@ class ParallelEagleProposer(EagleProposer):
         except AssertionError:
             what = "with this target vLLM splits the head's layers over KV cache groups, and V1 drafts from one only"
             raise RefusedError(f"{what}; {USE_V2}") from None
-        log_start(self.vllm_config)
+        warn_of_split(self.model, self.vllm_config, kv_cache_config)
+        log_start(self, kv_cache_config, [self.history] if self.history else [])
 
     def _projected_mask(self) -> torch.Tensor:
         """m: [hidden_size] ``mask_hidden`` after the head's ``fc``."""

@@ -32,7 +32,7 @@ from peagle_kernels.lookup_drafts import OneHot, lookup_drafts
 from peagle_kernels.prepare_inputs import prepare_inputs
 from peagle_kernels.select_candidates import Drawing
 from peagle_vllm.draft_log import log_start
-from peagle_vllm.kv_groups import keep_windows_whole, own_windows
+from peagle_vllm.kv_groups import keep_windows_whole, own_windows, warn_of_split
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
@@ -126,6 +126,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
         super().set_attn(*args, **kwargs)
+        warn_of_split(self.model, self.vllm_config, self.kv_cache_config)
         share_workspace(self.attn_groups, self.target_attn_groups)
         # BlockTables.slot_mappings belongs to the target's graph and is too narrow for a draft batch.
         slots = sum(map(bool, self.attn_groups)), self.max_num_tokens
@@ -153,7 +154,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         has_pieces = is_breakable_cudagraph_enabled() or has_compiled_submodule(self.model)
         shapes = supported(shapes, self.attn_cg_support, has_pieces)
         self.cudagraph_manager = DraftCudaGraphManager(self.vllm_config, self.device, shapes)
-        log_start(self.vllm_config, num_graphs=len(shapes.decode) + len(shapes.mixed))
+        log_start(self, self.kv_cache_config, num_graphs=len(shapes.decode) + len(shapes.mixed))
 
     def capture(self) -> None:
         manager = self.cudagraph_manager

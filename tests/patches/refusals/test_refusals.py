@@ -142,6 +142,20 @@ def test_a_look_up_beside_adaptive_verification(target: Path, head: Path, warned
     assert len(warned("no draft is looked up: adaptive verification judges the head's drafts only")) == 1
 
 
+def test_a_look_up_too_large_for_the_device(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warned):
+    """By default up to 1% of its memory; asked for, whatever it takes."""
+    from vllm.platforms import current_platform
+
+    num_bytes = 8 * 192 * 4  # of requests, tokens, bytes
+    sizes = {"engine_max_num_seqs": 8, "engine_max_model_len": 192}
+    for memory, settled in ((100 * num_bytes, lookup.DEFAULT), (100 * num_bytes - 1, 0)):
+        monkeypatch.setattr(current_platform, "get_device_total_memory", lambda memory=memory: memory)
+        assert prompt_lookup_min(configure(target, head, **sizes)) == settled
+    assert prompt_lookup_min(configure(target, head, prompt_lookup_min=3, **sizes)) == 3
+    (line,) = warned("max_num_seqs 8 x max_model_len 192 x 4 bytes")
+    assert '"prompt_lookup_min": 2 in the speculative config turns it on' in line
+
+
 def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
     from vllm.config import VllmConfig
 
