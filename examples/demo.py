@@ -16,11 +16,13 @@ from benchmarks.real import ARMS, PLAIN, SETS, Engine, al_of, committed, in_own_
 
 SHOWN = ("none", "n-gram K=5", "EAGLE-3 K=2", f"{PLAIN} K=3", "P-EAGLE K=3")
 TIMED_PROMPTS, TIMED_TOKENS = 4, 64  # of each set, and of an answer
+QUESTION = "Compose a haiku about a small model that guesses what a large one will say."
 
 
-def measured(engine: Engine, first: dict[str, list[str]], prompts: int) -> tuple[dict[str, Any], dict[str, float]]:
-    """Acceptance and tokens/s by set, in the process of the engine."""
-    return dict(engine.acceptance(first, prompts)), {name: tokens_per_second(engine, name) for name in SETS}
+def measured(engine: Engine, first: dict[str, list[str]], prompts: int) -> tuple[dict[str, Any], dict[str, float], str]:
+    """Acceptance and tokens/s by set, and the answer to QUESTION, in the process of the engine."""
+    speeds = {name: tokens_per_second(engine, name) for name in SETS}
+    return dict(engine.acceptance(first, prompts)), speeds, engine.answer([[QUESTION]], TIMED_TOKENS)[0].text
 
 
 def tokens_per_second(engine: Engine, name: str) -> float:
@@ -41,13 +43,13 @@ def main() -> None:
     of_all = committed()
     for arm in (arm for arm in ARMS if arm.label in SHOWN):
         with console.status(arm.label):
-            cells, speeds = in_own_process(measured, arm, first, args.prompts)
+            cells, speeds, answer = in_own_process(measured, arm, first, args.prompts)
         first = first or {name: cells[name]["first"] for name in SETS}
         for name in SETS:
             al = "{al:.2f} [{al_95[0]:.2f}, {al_95[1]:.2f}]".format(**al_of(np.asarray(cells[name]["counts"])))
             table.add_row(arm.label, name, al, f"{of_all[arm.label][name]['al']:.2f}", f"{speeds[name]:.0f}")
         table.add_section()
-    console.print(table)
+    console.print(f"[bold]{QUESTION}[/]\n{answer}\n", table, highlight=False)
 
 
 if __name__ == "__main__":
