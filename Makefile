@@ -59,7 +59,8 @@ test-next: env next ## what depends on vLLM, with engines of its next release (V
 
 .PHONY: targets
 targets: env torchvision ## drafts for targets of every architecture, on every arm (minutes); writes the table of docs/features.md
-	@$(py) -m tests.drafts.table
+	@for arm in stock-v1 plugin-v1 plugin-v2; do PEAGLE_TARGETS=benchmarks/results/targets.json PEAGLE_TEST_ARM=$$arm \
+		PYTHONPATH=$(torchvision) $(py) -m pytest -q -p no:cacheprovider tests/drafts/test_targets.py || exit; done
 	@$(py) -m tools.docs
 
 .PHONY: next-wheel
@@ -67,10 +68,10 @@ next-wheel: env # read as source, and run without its compiled part, so any plat
 	@ls $(next_wheel) >/dev/null 2>&1 || $(py) -m pip download --quiet --no-deps --dest $(dir $(next_wheel)) \
 		--platform manylinux_2_28_x86_64 --python-version 3.12 --only-binary=:all: vllm==$(strip $(VLLM_NEXT))
 
-# What vLLM $(VLLM_NEXT)'s torch pins (torch 2.14: triton~=3.8.0), apart from .venv's: its compiler and its launcher.
+# What vLLM $(VLLM_NEXT)'s torch pins (torch 2.14: triton~=3.8.0), apart from .venv's.
 triton_next := .cache/triton-3.8.0
 .PHONY: compile-next
-compile-next: env ## the kernels compiled and launched by the next vLLM's Triton (two minutes)
+compile-next: env ## the kernels compiled by the next vLLM's Triton (two minutes)
 	@test -d $(triton_next) || { rm -rf $(triton_next).part; \
 		$(py) -m pip install --quiet --no-deps --target $(triton_next).part triton==3.8.0 && \
 		mv $(triton_next).part $(triton_next); }
@@ -85,9 +86,9 @@ mutants: env ## break the product on purpose, a line at a time: each break must 
 	@$(py) -m tests.mutants.run $(NAMES)
 
 .PHONY: fuzz
-fuzz: env ## random configurations under random traffic, on from the seed of the last run; FUZZ="--rows 50000"
-	@PEAGLE_TEST_ARM=plugin-v1 $(py) -m tests.drafts.fuzz $(FUZZ)
-	@PEAGLE_TEST_ARM=plugin-v2 $(py) -m tests.drafts.fuzz $(FUZZ)
+fuzz: env ## random configurations under random traffic, by seed; FUZZ=40:80
+	@for arm in plugin-v1 plugin-v2; do PEAGLE_FUZZ=$(or $(FUZZ),0:20) PEAGLE_TEST_ARM=$$arm $(py) -m pytest -q -s \
+		-p no:cacheprovider tests/drafts/test_exact.py -k random || exit; done
 
 .PHONY: soak
 soak: env ## 64 clients, faults and a killed engine: ten minutes; SOAK="--seconds 1800"

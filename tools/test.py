@@ -45,10 +45,10 @@ def arm(name: str, *paths: str, without: tuple[str, ...] = (), python: str = sys
     return Group(paths, without, "arm", {"PEAGLE_TEST_ARM": name, **env}, python)
 
 
-PROCESSES, REAL_SWEEP = "features/test_processes.py", "bench/test_real.py"
-OWN_PROCESS = ("benchmarks", "kernels", "server", "packaging", "examples", PROCESSES, REAL_SWEEP)
-COMPILED = ("kernels/test_aot.py", "kernels/test_launch.py")  # the interpreter neither compiles nor launches
-TARGETS = "drafts/test_targets.py"  # once more, for the targets that read images
+REAL_SWEEP = "bench/test_real.py"
+OWN_PROCESS = ("benchmarks", "kernels", "server", "packaging", "examples", REAL_SWEEP)
+COMPILED = ("kernels/test_aot.py",)  # the interpreter does not compile
+# For targets that read images (drafts/test_targets.py).
 TORCHVISION = os.pathsep.join(filter(None, (f"{ROOT}/.cache/torchvision", os.environ.get("PYTHONPATH"))))
 
 # On vLLM's next release (tools/next.py), what depends on vLLM and needs an engine or its source: `make test-next`. Of
@@ -56,26 +56,22 @@ TORCHVISION = os.pathsep.join(filter(None, (f"{ROOT}/.cache/torchvision", os.env
 NEXT = f"{ROOT}/.cache/next/bin/python"
 ENGINES = ("drafts", "v2", "sampling", "features", "patches")
 GROUPS = {
-    "next v2": arm("plugin-v2", *ENGINES, without=(PROCESSES,), python=NEXT),
-    "next v1": arm("plugin-v1", *ENGINES, without=(PROCESSES,), python=NEXT),
-    "next processes": Group((PROCESSES,), python=NEXT),
+    "next v2": arm("plugin-v2", *ENGINES, python=NEXT),
+    "next v1": arm("plugin-v1", *ENGINES, python=NEXT),
     "next server": Group(("server",), python=NEXT),
-    "next plain": Group(ENGINES, without=(PROCESSES,), marks="not arm", python=NEXT),
+    "next plain": Group(ENGINES, marks="not arm", python=NEXT),
     # The long ones first: they decide when the last one ends.
     "plain": Group(without=OWN_PROCESS, marks="not arm"),
-    "v2": arm("plugin-v2", without=OWN_PROCESS),
-    "v1": arm("plugin-v1", without=OWN_PROCESS),
+    "v2": arm("plugin-v2", without=OWN_PROCESS, PYTHONPATH=TORCHVISION),
+    "v1": arm("plugin-v1", without=OWN_PROCESS, PYTHONPATH=TORCHVISION),
     "kernels": Group(("kernels",), without=COMPILED, env={"TRITON_INTERPRET": "1"}),
     "benchmarks": Group(("benchmarks",)),
-    "processes": Group((PROCESSES,)),
     "types": Group(command=("-m", "mypy")),
     "bench": Group((REAL_SWEEP,)),
     "compile": Group(COMPILED),
     "server": Group(("server",)),
     "examples": Group(("examples",)),
     "stock": arm("stock-v1", without=OWN_PROCESS),
-    "images v2": arm("plugin-v2", TARGETS, PYTHONPATH=TORCHVISION),
-    "images v1": arm("plugin-v1", TARGETS, PYTHONPATH=TORCHVISION),
     "packaging": Group(("packaging",)),
     "slice v2": arm("plugin-v2", "drafts/test_basics.py", python=NEXT),
     "slice v1": arm("plugin-v1", "drafts/test_basics.py", "patches/refusals", python=NEXT),

@@ -1,116 +1,145 @@
-"""A head of any dialect, served as it is and converted, drafts what the same weights draft in vLLM's own format."""
+"""A head of any dialect, served as it is and converted, drafts what its weights must draft.
 
-from dataclasses import replace
+``random_heads`` writes the weights in vLLM's own format, which the reference reads; ``support.dialects`` gives them
+another dialect's names and config.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from peagle_vllm.serving import RefusedError, check_loaded_head
 from tests.conftest import ARM
-from tests.drafts.dialects import CASES, Case, read, write_dialect, write_own
 from tests.drafts.grid import MAX_MODEL_LEN, requests
 from tests.inspect.running import run
-from tests.support import random_heads as tiny_heads
-from tests.support.engines import Settings, engine, without_speculation
-from tests.support.random_heads import HeadSpec
-from tests.support.recorder import planter, record
+from tests.support import dialects as words
+from tests.support.dialects import Written, read
+from tests.support.engines import Settings, engine
+from tests.support.random_heads import MASK_TOKEN, HeadSpec, write_head, write_target
+from tests.support.recorder import serve_exactly
+from tests.support.reference import Reference
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 K = 5
-V2 = ARM == "plugin-v2"
-ASKED = requests(4, 12)[:2]
-Drafts = dict[tuple[str, int], tuple[int, ...]]  # by request and p_last
+ASKED = requests(2, 12)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A head in one dialect."""
+
+    spec: HeadSpec  # its weights and norms
+    rewrite: Callable[[Written], object]  # vLLM's own config and names into the dialect's
+    dtype: torch.dtype = torch.float32  # in which the weights are stored, exactly
+    shards: int = 1  # files that hold them
+    direct: bool = True  # whether vLLM is served this head as it is; the others need convert
+    options: tuple[str, ...] = ()  # of convert
+
+    def write_own(self, folder: Path, target: Path) -> Path:
+        """The head in vLLM's own format, written from its facts and not by ``convert``."""
+        head = read(write_head(folder, target, replace(self.spec, fmt="vllm")))
+        for name, tensor in head.tensors.items():
+            head.tensors[name] = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+        return head.save(folder)
+
+    def write(self, folder: Path, own: Path) -> Path:
+        """The same head in the dialect's words."""
+        head = read(own)
+        head.shards = self.shards
+        self.rewrite(head)
+        return head.save(folder)
+
+
+def specforge_with_id(head: Written) -> None:
+    words.as_specforge(head).config["mask_token_id"] = MASK_TOKEN
+
+
+BARE = HeadSpec(own_embeddings=False, own_lm_head=False, norm_before_residual=True)
+REDUCED = HeadSpec(draft_vocab=200)
+NO_ID = ("--mask-token-id", str(MASK_TOKEN))
+CASES = {
+    "aws": Case(HeadSpec(), words.as_aws, dtype=torch.bfloat16),
+    "aws-bare": Case(BARE, words.as_aws),
+    "flat": Case(REDUCED, words.as_flat),
+    "nemo": Case(HeadSpec("qwen3", fc_norm=True), words.as_nemo),
+    "nemo-first": Case(HeadSpec(), words.as_nemo_first, shards=2),
+    "specforge-with-id": Case(HeadSpec(), specforge_with_id),
+    "specforge": Case(HeadSpec("qwen3"), words.as_specforge, direct=False, options=NO_ID),
+    "speculators-reduced": Case(
+        replace(REDUCED, fc_norm=True, aux_layers=(1, 2, 4, 6, 8)), words.as_speculators, dtype=torch.float16, shards=3
+    ),
+    "speculators-bare": Case(replace(BARE, family="qwen3", aux_layers=(1, 3, 5, 7)), words.as_speculators),
+    "speculators-window": Case(HeadSpec(norm_before_fc=True, windows=(8, 8)), words.as_speculators),
+    "speculators-window-qwen3": Case(HeadSpec("qwen3", windows=(8, 8)), words.as_speculators),
+    "target ids": Case(REDUCED, words.as_target_ids, direct=False),
+}
+MIXED = Case(HeadSpec(windows=(None, 8)), words.as_speculators)  # for Model Runner V2 only
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_heads.write_target(tmp_path_factory.mktemp("dialects") / "target")
+    return write_target(tmp_path_factory.mktemp("dialects") / "target")
 
 
-@pytest.fixture(scope="module")
-def right(target: Path) -> dict[str, list[int]]:
-    """Each request's tokens without speculation."""
-    alone = without_speculation(Settings(target, max_model_len=MAX_MODEL_LEN), ASKED)
-    return {req: done.tokens for req, done in alone.items()}
-
-
-def drafts(target: Path, head: Path, right: dict[str, list[int]]) -> Drafts:
+def check_drafts(target: Path, head: Path, own: Path) -> None:
     live = engine(Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN))
-    with record(live, planter(right, tiny_heads.VOCAB)) as noted:
-        finished = live.run(ASKED)
-    assert {req: done.tokens for req, done in finished.items()} == right
-    return {(row.req, row.p_last): row.draft for row in noted.rows}
+    report, _ = serve_exactly(live, ASKED, Reference(target, own))
+    assert report.rows >= 8
 
 
-@pytest.fixture(scope="module")
-def expected(target: Path, right: dict[str, list[int]]):
-    """What each set of weights drafts in vLLM's own format; one engine a set."""
-    known: dict[tuple, tuple[Path, Drafts]] = {}
-
-    def of(case: Case) -> tuple[Path, Drafts]:
-        key = repr(case.weights)
-        if key not in known:
-            plain = write_own(target.parent / f"own-{len(known)}", target, case)
-            known[key] = plain, drafts(target, plain, right)
-        return known[key]
-
-    return of
-
-
-# Cases of the same weights stand together, so that fewer engines start.
-ORDER = sorted((name for name in CASES if CASES[name].v2 is V2), key=lambda name: repr(CASES[name].weights))
-
-
-@pytest.mark.parametrize("name", ORDER)
-def test_drafts_of_a_dialect(name: str, target: Path, right, expected, monkeypatch: pytest.MonkeyPatch):
-    case, folder = CASES[name], target.parent
-    plain, wanted = expected(case)
-    assert len(wanted) >= 12 and len(set(wanted.values())) >= len(wanted) // 2
-    head = write_dialect(folder / name, plain, case)
+@pytest.mark.parametrize("name", CASES if ARM == "plugin-v1" else ["speculators-mixed"])
+def test_drafts_of_a_dialect(name: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    case = CASES.get(name, MIXED)
+    own = case.write_own(tmp_path / "own", target)
+    head, converted = case.write(tmp_path / "head", own), tmp_path / "converted"
     if case.direct:
-        assert drafts(target, head, right) == wanted, "served as it is"
+        check_drafts(target, head, own)
     to = "speculators" if "speculators" not in name and len(name) % 2 else "vllm"
-    ran = run(monkeypatch, "convert", head, folder / f"{name}-converted", "--to", to, "--target", target, *case.options)
+    ran = run(monkeypatch, "convert", head, converted, "--to", to, "--target", target, *case.options)
     assert ran.code == 0, ran.err
-    assert drafts(target, folder / f"{name}-converted", right) == wanted, f"converted to {to}"
+    check_drafts(target, converted, own)
 
 
 @pytest.mark.arm("plugin-v1")
-def test_windows_that_only_v2_serves_are_refused_on_v1(target: Path):
-    plain = write_own(target.parent / "mixed", target, CASES["speculators-mixed"])
+def test_windows_that_only_v2_serves_are_refused_on_v1(target: Path, tmp_path: Path):
     with pytest.raises(RefusedError, match=r"full_attention and sliding_attention layers, and the V1 "):
-        engine(Settings(target, plain, k=K))
+        engine(Settings(target, MIXED.write_own(tmp_path, target), k=K))
 
 
 @pytest.mark.arm("plugin-v1")
-def test_what_needs_convert_is_refused_by_inspects_line(target: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in (name for name, case in CASES.items() if not case.direct):
-        plain = write_own(target.parent / f"{name}-own", target, CASES[name])
-        head = write_dialect(target.parent / f"{name}-refused", plain, CASES[name])
-        inspected = run(monkeypatch, "inspect", head, "--target", target)
-        assert inspected.code == 1
-        with pytest.raises(RefusedError) as refused:
-            engine(Settings(target, head, k=K))
-        line = str(refused.value).removeprefix("P-EAGLE refused: ")
-        assert f"unfit    {line}" in inspected.out
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.direct])
+def test_what_needs_convert_is_refused_by_inspects_line(
+    name: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    head = CASES[name].write(tmp_path / "head", CASES[name].write_own(tmp_path / "own", target))
+    inspected = run(monkeypatch, "inspect", head, "--target", target)
+    assert inspected.code == 1
+    with pytest.raises(RefusedError) as refused:
+        engine(Settings(target, head, k=K))
+    line = str(refused.value).removeprefix("P-EAGLE refused: ")
+    assert f"unfit    {line}" in inspected.out
 
 
 @pytest.mark.arm("plugin-v1")
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_a_weight_with_nan_or_inf_is_refused_when_it_is_loaded(value: float, target: Path):
-    head = read(write_own(target.parent / f"with {value}", target, CASES["aws"]))
+def test_a_weight_with_nan_or_inf_is_refused_when_it_is_loaded(value: float, target: Path, tmp_path: Path):
+    head = read(CASES["aws"].write_own(tmp_path / "own", target))
     head.tensors["layers.1.mlp.up_proj.weight"][-1, -1] = value
     with pytest.raises(RefusedError, match=r"up_proj.* NaN or Inf"):
-        engine(Settings(target, head.save(target.parent / f"with {value}, stored"), k=K))
+        engine(Settings(target, head.save(tmp_path / "head"), k=K))
 
 
-def test_a_head_is_judged_by_its_own_load_format(target: Path, right: dict[str, list[int]], tmp_path: Path):
+def test_a_head_is_judged_by_its_own_load_format(target: Path, tmp_path: Path):
     """A dummy head drafts for a real target, whose answers stay; beside a dummy target a head is checked."""
-    head = write_own(tmp_path / "head", target, CASES["aws"])
-    settings = Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN)
+    head = CASES["aws"].write_own(tmp_path / "head", target)
+    settings, reference = Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN), Reference(target, head)
     dummy = engine(replace(settings, speculative=(("draft_load_config", {"load_format": "dummy"}),)))
-    assert {req: done.tokens for req, done in dummy.run(ASKED).items()} == right
+    for req, done in dummy.run(ASKED).items():
+        assert done.tokens == reference.greedy(done.request.prompt, done.request.max_tokens), req
     mixed = (("draft_load_config", {"load_format": "auto"}),)
     live = engine(replace(settings, speculative=mixed, llm=(("load_format", "dummy"),)))
     live.drafter.model.mask_hidden.data.zero_()
@@ -119,9 +148,10 @@ def test_a_head_is_judged_by_its_own_load_format(target: Path, right: dict[str, 
 
 
 @pytest.mark.parametrize("fmt", ["vllm", "speculators"])
-def test_a_text_has_no_positions_of_m_rope(fmt: str, target: Path, expected, right, tmp_path: Path):
+def test_a_text_has_no_positions_of_m_rope(fmt: str, target: Path, tmp_path: Path):
     """A head whose config has it drafts as without."""
-    head = read(tiny_heads.write_head(tmp_path / "plain", target, HeadSpec(fmt=fmt)))
+    own = write_head(tmp_path / "own", target, HeadSpec(fmt=fmt))
+    head = read(own)
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6], "mrope_interleaved": True}
     head.layer_config["rope_parameters"] = rope
-    assert drafts(target, head.save(tmp_path / "head"), right) == expected(CASES["aws"])[1]
+    check_drafts(target, head.save(tmp_path / "head"), own)

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peagle_vllm.serving import RefusedError
-from tests.features.comparing import SETTINGS as TINY
-from tests.features.comparing import Case, both, tokens
+from tests.features.asking import SETTINGS as TINY
+from tests.features.asking import ask, both
 from tests.features.test_requests import SCHEMA
 from tests.support.engines import Request, Settings, engine
 from tests.support.models import TARGET
@@ -89,11 +89,10 @@ def test_structured_output(tmp_path: Path):
 
     padded = grown(shutil.copytree(TARGET, tmp_path / "padded"), 8, likely=0.0)
     xgrammar = ("structured_outputs_config", {"backend": "xgrammar", "disable_any_whitespace": True})
-    settings = replace(TINY, target=padded, llm=(*TINY.llm, xgrammar))
     structured = StructuredOutputsParams(json=SCHEMA)
-    cases = [Case(i, 48, sampling=(("structured_outputs", structured), ("ignore_eos", False))) for i in range(2)]
-    for plain, speculated in both(settings, [*cases, Case(2)]):
-        assert tokens(speculated) == tokens(plain)
+    requests = [ask(i, 48, structured_outputs=structured, ignore_eos=False) for i in range(2)]
+    for plain, speculated in both(replace(TINY, target=padded, llm=(*TINY.llm, xgrammar)), [*requests, ask(2)]):
+        assert speculated.output == plain.output
 
 
 @pytest.mark.arm("plugin-v1")

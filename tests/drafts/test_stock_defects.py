@@ -1,7 +1,7 @@
-"""Where stock V1 is not compared with the simulation, and why: each defect, reproduced, and what the plugin does.
+"""Defects of stock V1, each reproduced, and what the plugin does.
 
 Every test states a fact of stock vLLM and the opposite of the plugin on the same runner, so it runs for both.
-A vLLM in which a stock line fails has fixed the defect: drop the exclusion in test_exact.py.
+A vLLM in which a stock line fails has fixed the defect.
 """
 
 from contextlib import nullcontext, suppress

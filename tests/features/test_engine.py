@@ -1,6 +1,7 @@
 """What an engine can be: LoRA, weights reloaded, KV connectors, whole prefixes kept, a head in 8 bits."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -11,13 +12,19 @@ from safetensors.torch import save_file
 
 from peagle_tools.shared.acceptance import read_engine, repeated_tokens
 from tests.conftest import ARM
-from tests.features.comparing import SETTINGS, Case, outputs, tokens
+from tests.features.asking import SETTINGS, ask
 from tests.support.engines import BLOCK_SIZE, Request, Settings, engine, without_speculation
 from tests.support.models import PEAGLE, TARGET, prompt_token_ids
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
-CASES = [Case(i, 8 if ARM == "plugin-v2" else 24) for i in range(4)]  # V2 runs under Triton's interpreter
+ANSWER = 8 if ARM == "plugin-v2" else 24  # V2 runs under Triton's interpreter
+REQUESTS = [ask(i, ANSWER) for i in range(4)]
+
+
+def answers(settings: Settings, requests: Sequence[Request] = REQUESTS) -> list[list[int]]:
+    finished = engine(settings).run(requests)
+    return [finished[request.id].output for request in requests]
 
 
 def write_lora(folder: Path) -> Path:
@@ -41,31 +48,29 @@ def write_lora(folder: Path) -> Path:
 @pytest.mark.arm("plugin-v1")  # V2: docs/features.md has vLLM's line
 def test_lora_target(tmp_path: Path):
     settings = replace(SETTINGS, llm=(*SETTINGS.llm, ("enable_lora", True), ("max_lora_rank", 8), ("max_loras", 1)))
-    base = [tokens(output) for output in outputs(replace(settings, head=None), CASES)]
+    alone = replace(settings, head=None)
+    base = answers(alone)
     from vllm.lora.request import LoRARequest
 
-    adapter = LoRARequest("random", 1, str(write_lora(tmp_path)))
-    plain, speculated = (
-        [tokens(output) for output in outputs(chosen, CASES, lora_request=adapter)]
-        for chosen in (replace(settings, head=None), settings)
-    )
+    adapted = [replace(r, lora=LoRARequest("random", 1, str(write_lora(tmp_path)))) for r in REQUESTS]
+    plain = answers(alone, adapted)
     assert plain != base, "the adapter must change something"
-    assert speculated == plain
+    assert answers(settings, adapted) == plain
 
 
 def test_target_weights_reloaded_in_place():
-    before = [tokens(output) for output in outputs(SETTINGS, CASES)]
+    before = answers(SETTINGS)
     runner = engine(SETTINGS).runner
     with torch.inference_mode():
         runner.get_model().model.norm.weight.neg_()
-    assert [tokens(output) for output in outputs(SETTINGS, CASES)] != before
+    assert answers(SETTINGS) != before
     runner.reload_weights()
-    assert [tokens(output) for output in outputs(SETTINGS, CASES)] == before
+    assert answers(SETTINGS) == before
 
 
 def test_kv_connector(tmp_path: Path):
     """Each engine stores its KV, the drafter's too, and takes it back for the same prompts."""
-    answers = []
+    known = []
     for name, settings in (("plain", replace(SETTINGS, head=None)), ("speculated", SETTINGS)):
         connector = {
             "kv_connector": "ExampleConnector",
@@ -73,8 +78,8 @@ def test_kv_connector(tmp_path: Path):
             "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / name)},
         }
         settings = replace(settings, llm=(*settings.llm, ("kv_transfer_config", connector)))
-        answers += [[tokens(output) for output in outputs(settings, CASES)] for _ in range(2)]
-    assert all(answer == answers[0] for answer in answers)
+        known += [answers(settings), answers(settings)]
+    assert all(answer == known[0] for answer in known)
     stored = [len(list((tmp_path / name).glob("*/*.safetensors"))) for name in ("plain", "speculated")]
     assert stored[1] > stored[0] > 0, "the drafter's layers are stored too"
 
@@ -83,9 +88,7 @@ def test_the_last_shared_block_may_be_kept():
     """The drafter's last row of a shared prefix has read another request's next token; no output may differ."""
     prompts, num_shared = prompt_token_ids(), 2 * BLOCK_SIZE
     shared = (prompts[0] * num_shared)[:num_shared]
-    requests = [
-        Request(str(i), (*shared, 100 + i, *prompts[i]), CASES[0].max_tokens, arrives=2 * (i > 0)) for i in range(3)
-    ]
+    requests = [Request(str(i), (*shared, 100 + i, *prompts[i]), ANSWER, arrives=2 * (i > 0)) for i in range(3)]
     finished = {}
     for keep in (False, True):
         options = (("disable_eagle_block_drop", keep),)
@@ -112,7 +115,8 @@ def test_drafts_count_as_repeated_where_they_are_looked_up(monkeypatch: pytest.M
     original = module.lookup_drafts
     monkeypatch.setattr(module, "lookup_drafts", lookup_drafts)
     judged = {}
-    for output in outputs(settings, CASES):
+    for done in engine(settings).run(REQUESTS).values():
+        output = done.raw
         metrics, known = output.outputs[0].spec_decode_metrics.to_dict(), len(output.prompt_token_ids) + 1
         ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
         ends = [known + i + sum(metrics["per_step_accepted"][:i]) for i in range(metrics["num_spec_steps"])]

@@ -53,6 +53,7 @@ def mixed(name: str, prompt: tuple[int, ...], start: int, end: int) -> Request:
     return replace(embedded(name, prompt), prompt=tokens, embedded=inside)
 
 
+LOGPROBS = (("prompt_logprobs", 1),)
 PLAIN, EMBEDS = Request("plain", PROMPTS[0], ANSWER), embedded("embeds", PROMPTS[1])
 KINDS = {
     "embeddings": [EMBEDS],
@@ -64,36 +65,11 @@ KINDS = {
     "embeddings, aborted": [embedded("aborted", PROMPTS[1], aborted=4), Request("after", PROMPTS[4], 4, arrives=6)],
     "one embedding": [embedded("short", PROMPTS[1][:1])],
     "max_tokens 1": [Request("one", PROMPTS[1], 1), embedded("one embedded", PROMPTS[2], 1)],
+    # Not of embeddings among tokens: those end vLLM's V1 without any speculation, as penalties do.
+    "prompt_logprobs": [replace(EMBEDS, sampling=LOGPROBS), Request("tokens", PROMPTS[4], 1, sampling=LOGPROBS)],
     "up to max_model_len": [Request("full", LONG, 1), embedded("full embedded", LONG, 1)],
 }
 IN_TURN = Request("same", (*PROMPTS[1], *PROMPTS[3], *PROMPTS[4])[: 3 * BLOCK_SIZE], ANSWER)
-
-# Prompts and their sampling parameters, for one batch. Not here, because they end vLLM's V1 without any speculation:
-# penalties and prompt_logprobs of embeddings among tokens.
-OPTIONS = [
-    (PLAIN.vllm_prompt(), {}),
-    ("Write a function", {}),
-    (EMBEDS.vllm_prompt(), {"n": 2, "temperature": 1.0, "top_k": 1}),
-    (EMBEDS.vllm_prompt(), {"prompt_logprobs": 1}),
-    (Request("", PROMPTS[4], 1).vllm_prompt(), {"prompt_logprobs": 1}),
-]
-
-
-def options(settings: Settings) -> list[Any]:
-    """What an engine answers to all of ``OPTIONS`` at once: tokens, and the tokens that have prompt_logprobs."""
-    live = engine(settings)
-    from vllm import SamplingParams
-
-    greedy = {"temperature": 0.0, "ignore_eos": True, "max_tokens": ANSWER}
-    params = [SamplingParams(**greedy | options) for _, options in OPTIONS]
-    outputs = live.llm.generate([prompt for prompt, _ in OPTIONS], params, use_tqdm=False)
-    return [
-        (
-            [list(completion.token_ids) for completion in out.outputs],
-            [at and set(at) for at in out.prompt_logprobs or ()],
-        )
-        for out in outputs
-    ]
 
 
 def session(settings: Settings) -> list[dict[str, list[int]]]:
@@ -135,7 +111,7 @@ def answers(requests: list[Request]) -> dict[str, list[int]]:
 def alone() -> SimpleNamespace:
     """What one engine answers without speculation."""
     kinds = {kind: answers([PLAIN, *requests]) for kind, requests in KINDS.items()}
-    return SimpleNamespace(kinds=kinds, in_turn=answers([IN_TURN]), options=options(ALONE), session=session(ALONE))
+    return SimpleNamespace(kinds=kinds, in_turn=answers([IN_TURN]), session=session(ALONE))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,10 +120,6 @@ def test_drafts_are_exact_and_answers_those_without_speculation(kind: str, alone
     live.llm.reset_prefix_cache()  # the hidden states that an earlier run computed are not recorded in this one
     report, _ = serve_exactly(live, requests, Reference(None, PEAGLE), alone.kinds[kind], keep_hidden=True)
     assert report.rows - report.looked_up > 2
-
-
-def test_options_of_one_batch(alone: SimpleNamespace):
-    assert options(SETTINGS) == alone.options
 
 
 def test_a_session_that_goes_on(alone: SimpleNamespace):

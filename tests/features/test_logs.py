@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from tests.conftest import ARM
-from tests.features.comparing import SETTINGS, Case, outputs
+from tests.features.asking import SETTINGS, ask
 from tests.support.engines import engine
 from tests.support.models import EAGLE3
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 SECRET = "seven lanterns for the heron of Aldeburgh"
-CASES = [Case(i, 12 + i) for i in range(3)]
+REQUESTS = [ask(i, 12 + i) for i in range(3)]
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypa
 
 @pytest.mark.arm("plugin-v1")
 def test_other_engines_say_nothing(log: pytest.LogCaptureFixture):
-    outputs(replace(SETTINGS, head=EAGLE3, k=3, parallel_drafting=False, max_num_seqs=3), CASES)
+    engine(replace(SETTINGS, head=EAGLE3, k=3, parallel_drafting=False, max_num_seqs=3)).run(REQUESTS)
     assert not log_lines(log)
 
 

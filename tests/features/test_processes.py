@@ -1,84 +1,157 @@
-"""Engines of several processes, tensor, data and pipeline parallel: output and drafts are those of one."""
+"""Engines of several processes, tensor, data and pipeline parallel: output and drafts are those of one.
 
+Processes are forked from this one, which has imported vLLM. Ranks use vLLM's external launcher: each is an engine of
+its own. Under data parallelism they exchange before a step who has requests left; one that has none runs a dummy batch
+with the others. The target must then be a mixture of experts, whose layers exchange rows between ranks: dense models
+run apart. Tensor parallel ranks have the same requests.
+"""
+
+import itertools
 import json
-import sys
-import time
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from peagle_tools.shared import processes
-from tests.support.random_heads import VOCAB, HeadSpec, write_head, write_pair, write_selector
-from tests.support.serving import ROOT, START_SECONDS, free_port
+from tests.conftest import ARM
+from tests.support.engines import Engine, Request, Settings, engine, prepare_process, shut_down
+from tests.support.graphs import Seen, emulate
+from tests.support.operations import Operations
+from tests.support.random_heads import VOCAB, HeadSpec, prompt, write_head, write_pair, write_selector
+from tests.support.recorder import Recording, compare, planter, record, serve_exactly
+from tests.support.reference import Reference
+from tests.support.serving import free_port
+from tests.support.updates import TRANSFER, files, updatable, update
 
-pytestmark = pytest.mark.arm("plugin-v1")  # of this process; each process that it starts has its own
+pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
-
-def run_together(folder: Path, module: str, arguments: list[str], environments: list[dict[str, str]]) -> None:
-    """Run a module of this folder on Model Runner V2 to its end: a process for each environment."""
-    command = [sys.executable, "-m", f"tests.features.{module}", str(folder), *arguments]
-    started: list[psutil.Popen] = []
-    logs = [folder / f"{module}{i}.log" for i in range(len(environments))]
-    deadline = time.monotonic() + START_SECONDS
-    try:
-        for log, variables in zip(logs, environments, strict=True):
-            started.append(
-                processes.start(command, cwd=ROOT, env={"PEAGLE_TEST_ARM": "plugin-v2"} | variables, log=log)
-            )
-        # One that failed is the end of all: the others would wait for it.
-        while None in (ended := [process.poll() for process in started]) and not any(ended):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.2)
-    finally:
-        for process in started:
-            processes.end(process)
-    wrote = [log.read_text()[-3000:] for log in logs]
-    assert set(ended) == {0}, "\n".join([f"exit codes {ended} (None: ended by this test)", *wrote])
+full_on_v1 = pytest.mark.full if ARM == "plugin-v1" else lambda test: test
+K, MAX_MODEL_LEN, RANKS = 4, 96, 2
+DECODES, SHORT = Request("decodes", prompt(9), 40), Request("short", prompt(9, 1), 4)
+LONG = Request("long", prompt(70, 2), 10)
 
 
-def reports_of_ranks(folder: Path, kind: str, arm: str = "plugin-v2") -> list[dict[str, Any]]:
-    """Run ``tests.features.rank`` on two ranks. Returns what each wrote."""
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PEAGLE_TEST_ARM": arm}
-    run_together(folder, "rank", [kind], [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)])
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+def run_ranks(function: Callable[..., dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """What ``function(rank, folder)`` returns in each rank's process; the first one that fails ends all."""
+    prepare_process()
+    import vllm  # noqa: F401  (before the fork, once)
+
+    shut_down()
+    world = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    torch.multiprocessing.start_processes(_run_rank, (function, folder, world), RANKS, start_method="fork")
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
 
-def test_data_parallel_ranks_draft_without_asking_each_other(tmp_path: Path):
-    """V2: no collective in a draft step, and no graph dropped because of another rank's prefill.
+def _run_rank(rank: int, function: Callable[..., dict[str, Any]], folder: Path, world: dict[str, str]) -> None:
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
-    Each rank compares its own drafts and output with the simulation, which is what one rank alone drafts.
+    os.environ |= world | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    # vLLM's shared memory outlives a forked process: ranks exchange through torch.distributed.
+    CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
+    (folder / f"rank{rank}.json").write_text(json.dumps(function(rank, folder)))
+    shut_down()
+
+
+def settings(folder: Path, *llm: tuple[str, Any]) -> Settings:
+    llm = ("distributed_executor_backend", "external_launcher"), *llm
+    return Settings(folder / "target", folder / "head", k=K, max_model_len=MAX_MODEL_LEN, token_budget=12, llm=llm)
+
+
+def collectives() -> Operations:
+    """Counts all of torch.distributed, which passes as operators of c10d."""
+    return Operations(lambda operation, _: "c10d" in operation.namespace, on=True)
+
+
+def let_ranks_differ_in_rows() -> None:
+    """Mixture-of-experts layers gather the rows of all ranks; vLLM's CPU communicator can only gather equal numbers.
+
+    Ends when ``CpuCommunicator`` has these two, which 0.32 and 0.33 lack.
     """
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    def all_gatherv(self: Any, rows: Any, dim: int, sizes: list[int]) -> Any:
+        if not isinstance(rows, torch.Tensor):
+            return [all_gatherv(self, tensor, dim, sizes) for tensor in rows]
+        padded = [rows.new_zeros(max(sizes), *rows.shape[1:]) for _ in range(1 + len(sizes))]
+        padded[0][: len(rows)] = rows
+        torch.distributed.all_gather(padded[1:], padded[0], group=self.device_group)
+        return torch.cat([rank[:size] for rank, size in zip(padded[1:], sizes, strict=True)])
+
+    def reduce_scatterv(self: Any, rows: torch.Tensor, dim: int, sizes: list[int]) -> torch.Tensor:
+        torch.distributed.all_reduce(rows, group=self.device_group)
+        return rows.split(sizes)[self.rank_in_group]
+
+    CpuCommunicator.all_gatherv, CpuCommunicator.reduce_scatterv = all_gatherv, reduce_scatterv
+
+
+def watch_steps(live: Engine, seen: Seen) -> list[dict[str, Any]]:
+    """Each call of V2's ``propose``, dummy batches included: its kind, how many collectives, whether a graph served it.
+
+    ``record``, begun after it, takes the wrapper away with its own.
+    """
+    propose, steps = live.drafter.propose, []
+
+    def watched(input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        before = seen.replayed.total()
+        with collectives() as inside:
+            drafts = propose(input_batch, *args, **kwargs)
+        prefill = input_batch.num_scheduled_tokens.max() > K + 1
+        batch = "dummy" if kwargs.get("dummy_run") else "prefill" if prefill else "decode"
+        graph = seen.replayed.total() > before
+        steps.append({"batch": batch, "collectives": inside.calls.total(), "graph": graph})
+        return drafts
+
+    live.drafter.propose = watched
+    return steps
+
+
+def data_parallel(rank: int, folder: Path) -> dict[str, Any]:
+    """The first rank decodes while the second is still at the prefill of its long prompt, and has nothing left.
+
+    Drafts and output must equal the simulation's, which is what one rank alone drafts.
+    """
+    let_ranks_differ_in_rows()
+    live = engine(settings(folder, ("data_parallel_size", RANKS)))
+    with emulate(live, [1, 2]) if ARM == "plugin-v2" else nullcontext() as seen:
+        steps = watch_steps(live, seen) if seen else []
+        with collectives() as everywhere:
+            requests = [[DECODES], [SHORT, LONG]][rank]
+            report, _ = serve_exactly(live, requests, Reference(folder / "target", folder / "head"))
+    return {"steps": steps, "rows": report.rows, "collectives": everywhere.calls.total()}
+
+
+@full_on_v1
+def test_data_parallel_ranks_draft_without_asking_each_other(tmp_path: Path):
+    """V2: no collective in a draft step, and no graph dropped because of another rank's prefill."""
     write_pair(tmp_path, family="qwen3_moe")
-    ranks = reports_of_ranks(tmp_path, "data")
-    for how in ("eager", "graphs"):
-        steps_of_ranks = [rank[how]["steps"] for rank in ranks]
-        in_propose = [sum(step["collectives"] for step in steps) for steps in steps_of_ranks]
-        everywhere = [rank[how]["collectives"] for rank in ranks]
-        print(f"{how}: collectives of the ranks in propose {in_propose}, in all {everywhere}")
+    ranks = run_ranks(data_parallel, tmp_path)
+    assert all(rank["rows"] > 3 for rank in ranks)
+    assert all(rank["collectives"] for rank in ranks), "the target's layers exchange rows"
+    if ARM == "plugin-v2":
+        steps_of_ranks = [rank["steps"] for rank in ranks]
         together = {tuple(step["batch"] for step in steps) for steps in zip(*steps_of_ranks, strict=True)}
         assert {("decode", "prefill"), ("decode", "dummy")} <= together
-        assert all(rank[how]["rows"] > 3 for rank in ranks)
-        assert all(everywhere), "the target's layers exchange rows, so the counter sees nothing"
-        assert in_propose == [0, 0]
-    eager = [
-        step["batch"] for steps in steps_of_ranks for step in steps if step["batch"] != "prefill" and not step["graph"]
-    ]
-    assert not eager, f"these drafted without their graph: {eager}"
+        for step in itertools.chain(*steps_of_ranks):
+            assert not step["collectives"] and (step["graph"] or step["batch"] == "prefill")
 
 
-@pytest.mark.full
-def test_data_parallel_ranks_of_v1_draft_what_one_drafts(tmp_path: Path):
-    write_pair(tmp_path, family="qwen3_moe")
-    assert all(rank["rows"] > 3 for rank in reports_of_ranks(tmp_path, "data", "plugin-v1"))
+def tensor_parallel(rank: int, folder: Path) -> dict[str, Any]:
+    target, head, new = folder / "target", folder / "head", folder / "new"
+    live, requests = updatable(settings(folder, ("tensor_parallel_size", RANKS), TRANSFER)), [DECODES, SHORT, LONG]
+    first = serve_exactly(live, requests, Reference(target, head))[0]
+    update(live, *files(new))
+    return {"rows": min(first.rows, serve_exactly(live, requests, Reference(target, new))[0].rows)}
 
 
-@pytest.mark.parametrize("arm", [pytest.param("plugin-v1", marks=pytest.mark.full), "plugin-v2"])
-def test_tensor_parallel_ranks_draft_what_one_drafts(arm: str, tmp_path: Path):
+@full_on_v1
+def test_tensor_parallel_ranks_draft_what_one_drafts(tmp_path: Path):
     """The selector's candidates are those of all ranks.
 
     The embeddings are the target's on one rank only: vLLM would share them there, where an update would be ignored.
@@ -90,11 +163,48 @@ def test_tensor_parallel_ranks_draft_what_one_drafts(arm: str, tmp_path: Path):
         weights[name][: VOCAB // 2] = shared[other][: VOCAB // 2]
     save_file(weights, head / "model.safetensors")
     write_selector(head, torch.Generator().manual_seed(0))
-    for rank in reports_of_ranks(tmp_path, "tensor", arm):
-        assert rank["rows"] > 12 and rank["updated"] > 12
+    assert all(rank["rows"] > 12 for rank in run_ranks(tensor_parallel, tmp_path))
 
 
-def test_the_last_pipeline_stage_drafts_what_one_process_drafts(tmp_path: Path):
-    """V2; the first stage sends two of three aux hidden states; embeddings and lm_head are the target's."""
-    write_pair(tmp_path, HeadSpec(own_embeddings=False, own_lm_head=False))
-    run_together(tmp_path, "stages", [], [{}])
+def begin_recording(worker: Any, right: dict[str, list[int]]) -> bool:
+    """Record and plant in a stage's process. Returns whether the stage drafts."""
+    drafter = worker.model_runner.speculator
+    if drafter is not None:
+        worker.recording = record(SimpleNamespace(drafter=drafter), planter(right, VOCAB))  # type: ignore[arg-type]
+        worker.noted = worker.recording.__enter__()
+    return drafter is not None
+
+
+def noted(worker: Any) -> Recording | None:
+    return getattr(worker, "noted", None)
+
+
+@pytest.mark.arm("plugin-v2")
+def test_the_last_pipeline_stage_drafts_what_one_process_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The first stage sends two of three aux hidden states; embeddings and lm_head are the target's."""
+    target, head = write_pair(tmp_path, HeadSpec(own_embeddings=False, own_lm_head=False))
+    requests, reference = [DECODES, SHORT, replace(LONG, arrives=2)], Reference(target, head)
+    right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in requests}
+    shut_down()
+    prepare_process()
+    from vllm.platforms.cpu import CpuPlatform
+
+    original = CpuPlatform.check_and_update_config
+
+    @staticmethod
+    def check_and_update_config(vllm_config: Any) -> None:
+        """V2's stages exchange tokens at the pace of vLLM's default scheduler, which a CPU's engines do not have."""
+        original(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+        monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", check_and_update_config)
+    stages = ("distributed_executor_backend", "mp"), ("pipeline_parallel_size", 2)
+    live = engine(replace(settings(tmp_path), llm=stages))
+    assert live.llm.collective_rpc(begin_recording, args=(right,)) == [False, True]
+    finished = live.run(requests)
+    report = compare(live.llm.collective_rpc(noted)[-1], finished, reference, live.settings)
+    shut_down()
+    print(report)
+    assert {req: done.tokens for req, done in finished.items()} == right
+    assert report.rows > 12 and report.dropped["partial prefill"]

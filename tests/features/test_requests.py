@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.features.comparing import SETTINGS, Case, both, outputs, texts, tokens
+from tests.features.asking import SETTINGS, ask, both
+from tests.support.engines import engine
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
@@ -19,21 +20,20 @@ SCHEMA = {
 
 
 def test_greedy_stop_strings_and_penalties_are_those_without_speculation():
-    plain_text = texts(outputs(SETTINGS, [Case(max_tokens=32)])[0])[0]
-    stop = plain_text[12:15]
-    cases = [
-        Case(),
-        Case(1, sampling=(("stop", [stop]),)),
-        Case(0, 32, sampling=(("stop", [stop]),)),
-        Case(3, sampling=(("ignore_eos", False), ("min_tokens", 4))),
-        Case(4, sampling=(("repetition_penalty", 1.3), ("presence_penalty", 0.5))),
+    request = ask(max_tokens=32)
+    stop = engine(SETTINGS).run([request])[request.id].raw.outputs[0].text[12:15]
+    requests = [
+        ask(),
+        ask(1, stop=[stop]),
+        ask(0, 32, stop=[stop]),
+        ask(3, ignore_eos=False, min_tokens=4),
+        ask(4, repetition_penalty=1.3, presence_penalty=0.5),
     ]
-    for plain, speculated in both(SETTINGS, cases):
-        assert tokens(speculated) == tokens(plain)
-        assert texts(speculated) == texts(plain)
-        assert [c.finish_reason for c in speculated.outputs] == [c.finish_reason for c in plain.outputs]
-        assert [c.stop_reason for c in speculated.outputs] == [c.stop_reason for c in plain.outputs]
-    stopped = outputs(SETTINGS, cases)[2].outputs[0]
+    answers = [(plain.raw.outputs[0], speculated.raw.outputs[0]) for plain, speculated in both(SETTINGS, requests)]
+    for plain, speculated in answers:
+        for name in ("token_ids", "text", "finish_reason", "stop_reason"):
+            assert getattr(speculated, name) == getattr(plain, name)
+    stopped = answers[2][1]
     assert stopped.stop_reason == stop and stop not in stopped.text
 
 
@@ -41,28 +41,30 @@ def test_structured_output_is_valid_and_that_without_speculation():
     from vllm.sampling_params import StructuredOutputsParams
 
     # A tiny model would fill the answer with the white space that JSON allows.
-    settings = replace(
-        SETTINGS,
-        llm=(*SETTINGS.llm, ("structured_outputs_config", {"backend": "xgrammar", "disable_any_whitespace": True})),
-    )
+    xgrammar = ("structured_outputs_config", {"backend": "xgrammar", "disable_any_whitespace": True})
     structured = StructuredOutputsParams(json=SCHEMA)
-    cases = [Case(i, 64, sampling=(("structured_outputs", structured), ("ignore_eos", False))) for i in range(3)]
-    for plain, speculated in both(settings, cases):
-        assert set(json.loads(texts(speculated)[0])) == {"name", "flag"}
-        assert tokens(speculated) == tokens(plain)
+    requests = [ask(i, 64, structured_outputs=structured, ignore_eos=False) for i in range(3)]
+    for plain, speculated in both(replace(SETTINGS, llm=(*SETTINGS.llm, xgrammar)), requests):
+        assert set(json.loads(speculated.raw.outputs[0].text)) == {"name", "flag"}
+        assert speculated.output == plain.output
 
 
 def test_logprobs_are_those_without_speculation():
-    cases = [Case(0, 16, sampling=(("logprobs", 3),)), Case(1, 16, sampling=(("logprobs", 1), ("prompt_logprobs", 1)))]
-    for plain, speculated in both(SETTINGS, cases):
-        assert tokens(speculated) == tokens(plain)
-        for ours, theirs in zip(speculated.outputs[0].logprobs, plain.outputs[0].logprobs, strict=True):
+    for plain, speculated in both(SETTINGS, [ask(0, 16, logprobs=3), ask(1, 16, logprobs=1, prompt_logprobs=1)]):
+        assert speculated.output == plain.output
+        assert [at and set(at) for at in speculated.raw.prompt_logprobs or ()] == [
+            at and set(at) for at in plain.raw.prompt_logprobs or ()
+        ]
+        for ours, theirs in zip(speculated.raw.outputs[0].logprobs, plain.raw.outputs[0].logprobs, strict=True):
             assert ours.keys() == theirs.keys()
             assert all(math.isclose(ours[t].logprob, theirs[t].logprob, abs_tol=1e-3) for t in ours)
 
 
 def test_several_sampled_outputs_of_one_seed_repeat_and_differ():
-    case = Case(0, 24, sampling=(("n", 2), ("temperature", 1.0), ("seed", 3)))
-    first, again = (tokens(outputs(SETTINGS, [case])[0]) for _ in range(2))
+    live = engine(SETTINGS)
+    from vllm.sampling_params import RequestOutputKind
+
+    request = ask(n=2, temperature=1.0, seed=3, output_kind=RequestOutputKind.FINAL_ONLY)
+    first, again = ([out.token_ids for out in live.run([request])[request.id].raw.outputs] for _ in range(2))
     assert first == again
     assert first[0] != first[1]

@@ -24,7 +24,7 @@ from tests.sampling.statistics import Tally
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Finished, Settings, engine
 from tests.support.random_heads import HeadSpec
-from tests.support.recorder import MAX_TIE_SHARE, Recording, Row, compare, kept_hidden, planter, record, tolerance
+from tests.support.recorder import MAX_TIE_SHARE, Recording, compare, kept_hidden, planter, record, tolerance
 from tests.support.reference import Reference
 
 pytestmark = pytest.mark.arm("plugin-v2")
@@ -78,20 +78,6 @@ MODES = {
 }
 
 
-@pytest.fixture(scope="module")
-def replays() -> Iterator[list[int]]:
-    """One number, of all CUDA graphs replayed so far; begun before any is captured."""
-    seen, replay = [0], torch.cuda.CUDAGraph.replay
-
-    def counting(graph: Any) -> None:
-        seen[0] += 1
-        replay(graph)
-
-    torch.cuda.CUDAGraph.replay = counting
-    yield seen
-    torch.cuda.CUDAGraph.replay = replay
-
-
 def start(case: Case, mode: str, backend: str, folder: Path, **speculative: Any) -> tuple[Engine, Reference]:
     target, head = tiny_heads.write_pair(folder, case.head, case.head.family)
     llm = MODES[mode](case.k)
@@ -111,20 +97,6 @@ def start(case: Case, mode: str, backend: str, folder: Path, **speculative: Any)
     return engine(settings), Reference(target, head, DTYPE)
 
 
-def watch_steps(live: Engine, replays: list[int]) -> list[int]:
-    """How many graphs each draft step replays. ``record``, begun after it, takes the wrapper away with its own."""
-    propose, steps = live.drafter.propose, []
-
-    def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
-        before = replays[0]
-        drafts = propose(*args, **kwargs)
-        steps.append(replays[0] - before)
-        return drafts
-
-    live.drafter.propose = counted
-    return steps
-
-
 on_each_backend = pytest.mark.parametrize("backend", BACKENDS)
 in_each_mode = pytest.mark.parametrize("mode", MODES if HAS_GPU else ["eager"])  # test_graph.py emulates graphs
 
@@ -132,41 +104,43 @@ in_each_mode = pytest.mark.parametrize("mode", MODES if HAS_GPU else ["eager"]) 
 @pytest.mark.parametrize("name", CASES if HAS_GPU else ["K5-lookup"])
 @in_each_mode
 @on_each_backend
-def test_drafts(
-    backend: str, mode: str, name: str, tmp_path: Path, replays: list[int], record_property: Callable[[str, int], None]
-):
+def test_drafts(backend: str, mode: str, name: str, tmp_path: Path, record_property: Callable[[str, int], None]):
     case = CASES[name]
     live, reference = start(case, mode, backend, tmp_path)
     layers = live.llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
     assert {layer.attn_backend.get_name() for layer in layers} == {backend}  # the target's and the drafter's
     asked = requests(NUM_REQUESTS, NUM_OUTPUT)
     right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in asked}
-    steps = watch_steps(live, replays)
     with record(live, planter(right, tiny_heads.VOCAB), keep_hidden=True) as noted:
         finished = live.run(asked)
     report = compare(noted, finished, reference, live.settings)
     same_output = sum(finished[req].tokens == tokens for req, tokens in right.items())
     record_property("rows", report.rows)
-    print(report, *report.ties, f"graphs replayed in each step: {steps}", sep="\n")
+    print(report, *report.ties, live.drafter.step_counts, sep="\n")
     print(f"the output of {same_output} of {len(asked)} requests is the simulation's")
     assert len(report.ties) <= math.ceil(MAX_TIE_SHARE[DTYPE] * report.tokens)
     assert report.near_end > 0
     assert (report.looked_up > 0) == (live.settings.lookup > 0)
-    assert any(steps) == (mode != "eager")
+    assert (live.drafter.step_counts["FULL"] > 0) == (mode != "eager")
     if os.environ.get("VLLM_GPU_SYNC_CHECK") and HAS_GPU:
         from vllm.utils import gpu_sync_debug
 
         assert gpu_sync_debug._sync_check_enabled  # so a step that waits for the GPU was seen
 
 
-def followed(
-    noted: Recording, finished: Mapping[str, Finished], reference: Reference, k: int
-) -> Iterator[tuple[Row, torch.Tensor, torch.Tensor, float]]:
-    """Each row, the logits that its drafts must follow, [n, vocabulary], the n drafts, and a tie's distance.
+@dataclass(frozen=True)
+class Followed:
+    """A row of drafts, and what it must follow."""
 
-    A step near a request's end wants fewer drafts than K, or none. Logits are the head's own, or its selector's, -inf
-    where a token is no candidate.
-    """
+    req: str
+    p_last: int
+    drafts: torch.Tensor  # [n]
+    logits: torch.Tensor  # [n, vocabulary] the head's own, or its selector's, -inf where a token is no candidate
+    near: float  # a tie's distance
+
+
+def followed(noted: Recording, finished: Mapping[str, Finished], reference: Reference, k: int) -> Iterator[Followed]:
+    """Each row with drafts. A step near a request's end wants fewer drafts than K, or none."""
     from peagle_vllm.sampling.selection import PLAIN_CANDIDATES
 
     for row in noted.rows:
@@ -179,53 +153,48 @@ def followed(
         columns = min(k, MAX_MODEL_LEN - row.p_last, len(row.draft))
         logits = expected.after(row.bonus, row.draft, near).logits[:columns]
         logits = logits.masked_fill(logits < logits.topk(PLAIN_CANDIDATES).values[:, -1:] - near, -math.inf)
-        yield row, logits, torch.tensor(row.draft[:columns]), near
+        yield Followed(row.req, row.p_last, torch.tensor(row.draft[:columns]), logits, near)
 
 
-def judge(
-    noted: Recording, finished: Mapping[str, Finished], reference: Reference, k: int, temperature: float
-) -> Tally:
+def drawn(name: str, mode: str, backend: str, folder: Path, **sampling: Any) -> list[Followed]:
+    """Probabilistic drafts of requests with these sampling parameters."""
+    case = CASES[name]
+    live, reference = start(case, mode, backend, folder, draft_sample_method="probabilistic")
+    asked = [
+        replace(request, sampling=tuple({"seed": seed, **sampling}.items()))
+        for seed, request in enumerate(requests(NUM_REQUESTS, NUM_DRAWN))
+    ]
+    with record(live, keep_hidden=True) as noted:
+        finished = live.run(asked)
+    return list(followed(noted, finished, reference, case.k))
+
+
+def judge(rows: list[Followed], temperature: float) -> Tally:
     """Do drafts follow the distribution at this temperature?
 
     Only the first draft of a position is independent of the others: the noise is a function of seed and position, so
     that a position whose draft was refused gets the same noise again.
     """
     tally, drawn_before = Tally(), set[tuple[str, int]]()
-    for row, logits, drafts, _ in followed(noted, finished, reference, k):
-        positions = [(row.req, row.p_last + i) for i in range(len(drafts))]
+    for row in rows:
+        positions = [(row.req, row.p_last + i) for i in range(len(row.drafts))]
         first = [i for i, position in enumerate(positions) if position not in drawn_before]
         drawn_before.update(positions)
         # A finite number where no token may come from: it then has no share in any sum, and spoils them if one does.
-        tally.add(logits[first].clamp(min=-1e4), drafts[first], temperature)
+        tally.add(row.logits[first].clamp(min=-1e4), row.drafts[first], temperature)
     return tally
 
 
-def share_outside(
-    noted: Recording, finished: Mapping[str, Finished], reference: Reference, k: int, top_k: int, top_p: float
-) -> float:
+def share_outside(rows: list[Followed], top_k: int, top_p: float) -> float:
     """Of the drafts those that are not among the best ``top_k``, or not in the ``top_p`` of those at HOT."""
     outside = []
-    for _, logits, drafts, near in followed(noted, finished, reference, k):
-        best = logits.topk(top_k).values
+    for row in rows:
+        best = row.logits.topk(top_k).values
         weight = (best / HOT).softmax(-1)
         last = (weight.cumsum(-1) - weight < top_p).sum(-1) - 1
         least = best.gather(-1, last[:, None])[:, 0]
-        outside += (logits.gather(-1, drafts[:, None])[:, 0] < least - near).tolist()
+        outside += (row.logits.gather(-1, row.drafts[:, None])[:, 0] < least - row.near).tolist()
     return sum(outside) / len(outside)
-
-
-def drawn(
-    case: Case, mode: str, backend: str, folder: Path, **sampling: Any
-) -> tuple[Recording, dict[str, Finished], Reference]:
-    """Probabilistic drafts of requests with these sampling parameters."""
-    live, reference = start(case, mode, backend, folder, draft_sample_method="probabilistic")
-    asked = [
-        replace(request, sampling=tuple({"temperature": TEMPERATURE, "seed": seed, **sampling}.items()))
-        for seed, request in enumerate(requests(NUM_REQUESTS, NUM_DRAWN))
-    ]
-    with record(live, keep_hidden=True) as noted:
-        finished = live.run(asked)
-    return noted, finished, reference
 
 
 @pytest.mark.parametrize(
@@ -236,8 +205,8 @@ def drawn(
 @on_each_backend
 def test_drawn_drafts(backend: str, mode: str, name: str, temperature: float, tmp_path: Path):
     """Each row judged by the distribution that it must be drawn from: a plain head draws among its best tokens."""
-    noted, finished, reference = drawn(CASES[name], mode, backend, tmp_path, temperature=temperature)
-    tally, other = (judge(noted, finished, reference, CASES[name].k, t) for t in (temperature, 4 * temperature))
+    rows = drawn(name, mode, backend, tmp_path, temperature=temperature)
+    tally, other = (judge(rows, t) for t in (temperature, 4 * temperature))
     print(tally, f"judged at four times the temperature: {other}", sep="\n")
     assert tally.follows_target
     assert not other.follows_target
@@ -250,8 +219,7 @@ def test_drawn_drafts(backend: str, mode: str, name: str, temperature: float, tm
 @in_each_mode
 @on_each_backend
 def test_drafts_within_the_requests_limits(backend: str, mode: str, name: str, tmp_path: Path):
-    noted, finished, reference = drawn(CASES[name], mode, backend, tmp_path, temperature=HOT, top_k=TOP_K, top_p=TOP_P)
-    sizes = noted, finished, reference, CASES[name].k
+    rows = drawn(name, mode, backend, tmp_path, temperature=HOT, top_k=TOP_K, top_p=TOP_P)
     # A tie at the end of a selector's candidates moves the limits of a row.
-    assert share_outside(*sizes, TOP_K, TOP_P) <= MAX_TIE_SHARE[DTYPE]
-    assert share_outside(*sizes, TOP_K // 2, TOP_P / 2) > 2 * MAX_TIE_SHARE[DTYPE]
+    assert share_outside(rows, TOP_K, TOP_P) <= MAX_TIE_SHARE[DTYPE]
+    assert share_outside(rows, TOP_K // 2, TOP_P / 2) > 2 * MAX_TIE_SHARE[DTYPE]

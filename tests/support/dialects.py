@@ -1,7 +1,7 @@
 """A head's files before they are written, and the words of every dialect for what vLLM's own format says.
 
 ``tests.heads.writers`` writes tiny heads of them to be read and judged, ``tests.support.random_heads`` and
-``tests.drafts.dialects`` heads that draft.
+``tests.drafts.test_dialects`` heads that draft.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 # What the speculators library writes beside the decoder layers' own fields.
@@ -49,6 +49,11 @@ class Written:
         index = {"metadata": {}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         return folder
+
+
+def read(folder: Path) -> Written:
+    """A head of one file."""
+    return Written(json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors"))
 
 
 def as_aws(head: Written, identity_map: bool = True) -> Written:

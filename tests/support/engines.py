@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import torch
 
@@ -102,6 +102,7 @@ class Request:
     arrives: int = 0
     aborted: int | None = None
     sampling: tuple[tuple[str, Any], ...] = ()
+    lora: Any = None  # vLLM's LoRARequest
     image: Any = None
     embeds: Any = None  # [len(prompt), hidden] tensor, of which the engine reads the rows ``embedded``, not the tokens
     embedded: tuple[bool, ...] = ()  # all rows where it is empty: then the engine knows no token
@@ -176,7 +177,7 @@ class Engine:
                 request = waiting.pop(0)
                 sampling = {"temperature": 0.0, "ignore_eos": True, "detokenize": False} | dict(request.sampling)
                 params = SamplingParams(max_tokens=request.max_tokens, **sampling)
-                engine.add_request(request.id, request.vllm_prompt(), params)
+                engine.add_request(request.id, request.vllm_prompt(), params, lora_request=request.lora)
             for request in requests:
                 if request.aborted == step and request.id not in finished and request not in waiting:
                     engine.abort_request([request.id])
@@ -198,11 +199,6 @@ def _finished(request: Request, out: Any) -> Finished:
     if out is None:
         return Finished(request, [], 0)
     return Finished(request, list(out.outputs[0].token_ids), out.num_cached_tokens or 0, out)
-
-
-def watch_preemptions(engine: Engine) -> AbstractContextManager[Mock]:
-    """A mock that is called, and preempts, whenever the scheduler preempts a request meanwhile."""
-    return patch.object(engine.scheduler, "_preempt_request", wraps=engine.scheduler._preempt_request)
 
 
 _live: Engine | None = None

@@ -8,14 +8,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Operations(TorchDispatchMode):
-    """Counts, inside functions ``within`` which it is on, the operations that ``is_counted(operation, values)``.
+    """Counts, while it is on or inside functions ``within`` which it is, the operations that ``is_counted``.
 
-    ``values`` are the operation's arguments and result, nested as they are.
+    It is given an operation and its arguments and result, nested as they are.
     """
 
-    def __init__(self, is_counted: Callable[[Any, Any], bool]) -> None:
+    def __init__(self, is_counted: Callable[[Any, Any], bool], on: bool = False) -> None:
         super().__init__()
-        self.is_counted, self.on, self.calls = is_counted, False, Counter[str]()
+        self.is_counted, self.on, self.calls = is_counted, on, Counter[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -163,6 +163,7 @@ class Report:
     ties: list[str] = field(default_factory=list)
     rejections: Counter[int] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)  # whatever else the caller counts
 
     def __iadd__(self, other: "Report") -> "Report":
         for name, value in vars(other).items():

@@ -1,6 +1,10 @@
-"""New weights for a head that a test's engine serves."""
+"""New weights for a head that a test's engine serves. Files hold them; each tensor is loaded alone, as NCCL's are."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
 
 from peagle_vllm.heads.files import SELECTOR_FOLDER
 from tests.support.engines import Engine, Settings, engine, prepare_process
@@ -14,8 +18,38 @@ def updatable(settings: Settings) -> Engine:
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
     if "folder" not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine("folder", "tests.support.folder_engine", "FolderEngine")
+        WeightTransferEngineFactory.register_engine("folder", _folder_engine())
     return engine(settings)
+
+
+def _folder_engine() -> type[Any]:
+    """A weight transfer engine of vLLM, which must not be imported before."""
+    from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferUpdateInfo
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    @dataclass
+    class Files(WeightTransferUpdateInfo):
+        files: list[str]
+
+    class FolderEngine(WeightTransferEngine):
+        update_info_cls = Files
+
+        def init_transfer_engine(self, init_info: Any) -> None: ...
+
+        def shutdown(self) -> None: ...
+
+        def start_weight_update(self) -> None:
+            initialize_layerwise_reload(self.model)
+
+        def receive_weights(self, update_info: Files) -> None:
+            for file in update_info.files:
+                for named in load_file(file).items():
+                    self.model.load_weights([named])
+
+        def finish_weight_update(self) -> None:
+            finalize_layerwise_reload(self.model, self.model_config)
+
+    return FolderEngine
 
 
 def files(head: Path) -> tuple[Path, ...]:

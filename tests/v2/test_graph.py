@@ -61,18 +61,6 @@ def test_drafts_of_a_replayed_graph(k: int, tmp_path: Path):
     assert report.near_end > 0 or k < 3  # with fewer, no row can pass the end
 
 
-def test_a_schedule_needs_no_recapture(tmp_path: Path):
-    """K' = 0, 2 and 5 by batch size: one shape for each, no drafts where K' = 0, and KV kept all the same."""
-    pair, k = write_pair(tmp_path, HeadSpec(selector=True)), 5
-    schedule = [(1, 2, 5), (3, 3, 2), (4, 4, 0)]
-    live = start(*pair, k, speculative=(("num_speculative_tokens_per_batch_size", schedule),))
-    report, seen = exact(live, pair, requests("schedule"))
-    assert {length for _, length in seen.captured} == {k + 5, k + 2, k + 1}
-    assert set(seen.depths) == {0, 2, 5}
-    assert seen.replayed.total() == sum(seen.depths.values())
-    assert report.rows > 10
-
-
 def test_every_depth_uses_the_graph_there_is(tmp_path: Path):
     """No schedule, so one shape for K = 0 .. 4; without drafts the drafter's KV is written all the same."""
     pair, k = write_pair(tmp_path), 4
@@ -130,42 +118,20 @@ def mixed_traffic(name: str) -> list[Request]:
     ]
 
 
-MIXED_CASES = {
-    # Prefill chunks of up to 32 rows; blocks for two and a half requests, so that some are preempted.
-    "chunked": {"token_budget": 32, "kv_blocks": 12, "prefix_caching": True},
-    "decodes without FULL": {"token_budget": 32, "mode": "PIECEWISE"},
-    "prompts whole": {"token_budget": 512},
-}
-
-
-SMALL = {("chunked", 3), ("chunked", 18), ("decodes without FULL", 7), ("prompts whole", 1)}
-
-
-@pytest.mark.parametrize(
-    ("case", "k"),
-    [
-        pytest.param(*cell, marks=() if cell in SMALL else pytest.mark.full)
-        for cell in itertools.product(MIXED_CASES, FACTORS["k"])
-    ],
-)
+@pytest.mark.parametrize(("case", "k"), [("chunked", 3), ("chunked", 18), ("decodes without FULL", 7)])
 def test_batches_with_a_prefill_draft_from_piecewise_graphs(case: str, k: int, tmp_path: Path):
-    """A prefill beside decodes: its draft batch runs in captured pieces, where its rows do not exceed the largest."""
+    """A prefill beside decodes: its draft batch runs in captured pieces, where its rows do not exceed the largest.
+
+    Prefill chunks have up to 32 rows; the KV blocks are those of two and a half requests, so that some are preempted.
+    """
     pair = write_pair(tmp_path, MIXED)
-    settings = dict(MIXED_CASES[case])
-    mode = settings.pop("mode", "FULL_AND_PIECEWISE")
-    live = start(*pair, k, **settings)
+    mode = "FULL_AND_PIECEWISE" if case == "chunked" else "PIECEWISE"
+    live = start(*pair, k, token_budget=32, kv_blocks=12, prefix_caching=True)
     report, seen = exact(live, pair, mixed_traffic(f"{case}{k}"), sizes=(16, 32, 48), mode=mode)
-    if case == "prompts whole":
-        # max_num_batched_tokens holds 512 rows and more, the largest graph the target's largest, K a request more, and
-        # half as many again.
-        assert max(seen.sizes) == -(-(max(48, 4 * (k + 1)) + 4 * k) // 16) * 24
-        assert seen.eager > 0 or k == 18  # there the largest holds every batch
-    else:
-        assert seen.pieces.total() > 3
-        assert seen.eager == 0
+    assert seen.pieces.total() > 3
+    assert seen.eager == 0
     assert bool(seen.replayed) == (mode != "PIECEWISE")
-    assert report.rows > 20
-    assert report.near_end > 0 or k < 3  # with fewer, no row can pass the end
+    assert report.rows > 20 and report.near_end > 0
 
 
 @pytest.mark.parametrize("how", ["rebuilt", "kernel_blocks", "profiled", "profiled, rebuilt"])

@@ -76,24 +76,6 @@ def test_decode_graphs_follow_the_request_counts(graphs, max_num_seqs: int, k: i
             assert got - n < max(8, n / 8)
 
 
-@pytest.mark.parametrize(("max_num_seqs", "k", "budget", "sizes"), GRID, ids=str)
-def test_mixed_graphs_reach_k_rows_a_request_further(graphs, max_num_seqs: int, k: int, budget: int, sizes: str):
-    """A prefill step of the target's largest graph drafts in a graph, whatever its requests are."""
-    shapes, target_sizes = graphs(config(max_num_seqs, k, budget, SIZES[sizes])), SIZES[sizes]
-    if not target_sizes:
-        assert shapes.mixed == ()
-        return
-    assert set(shapes.mixed) >= {size for size in target_sizes if size <= budget}
-    for requests in {1, max_num_seqs // 2 or 1, max_num_seqs}:
-        rows = max(target_sizes) + (k - 1) * requests
-        if rows <= budget:
-            got = shapes.mixed_graph(rows)
-            assert got is not None
-            assert got - rows < max(16, rows / 8)
-    assert shapes.mixed[-1] <= budget
-    assert shapes.mixed_graph(shapes.mixed[-1] + 1) is None
-
-
 @pytest.mark.parametrize(
     ("max_num_seqs", "budget", "largest", "reach"),
     [
@@ -108,6 +90,9 @@ def test_mixed_graphs_have_room_for_prefills_beside_a_full_batch(graphs, max_num
     sizes = [*SIZES["vLLM's"], *range(528, largest + 1, 16)]
     shapes = graphs(config(max_num_seqs, 7, budget, sizes))
     assert shapes.mixed[-1] == shapes.max_rows == reach
+    assert set(shapes.mixed) >= {size for size in sizes if size <= budget}
+    assert all(after - size <= max(16, size / 8) for size, after in itertools.pairwise(shapes.mixed))
+    assert shapes.mixed_graph(reach + 1) is None
 
 
 def test_adaptive_verification_has_graphs_as_far_as_the_target(graphs):

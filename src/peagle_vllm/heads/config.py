@@ -8,7 +8,7 @@ wrong place, and then drafts badly with a default.
 
 docs/heads.md says how each dialect is recognised, and what serving maps for vLLM. A new one goes into ``Dialect``,
 ``dialect_of`` (before "nemo", which takes every ``model.`` prefix), ``flat_config`` and ``vllm_name``; then into
-tests/support/dialects.py, tests/heads/writers.py, tests/drafts/dialects.py, and the table in docs/heads.md.
+tests/support/dialects.py, tests/heads/writers.py, tests/drafts/test_dialects.py, and the table in docs/heads.md.
 """
 
 from collections.abc import Callable, Iterable, Mapping
