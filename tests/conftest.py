@@ -54,10 +54,6 @@ if ARM == "stock-v1":
     os.environ["PEAGLE_VLLM_DISABLE"] = "1"
 
 
-def pytest_report_header() -> str:
-    return f"arm: {ARM} (PEAGLE_TEST_ARM)"
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "arm(*names): run only where PEAGLE_TEST_ARM is one of these")
     config.addinivalue_line("markers", "kernels: without a GPU Triton's interpreter runs our kernels, on plugin-v2")

@@ -77,7 +77,7 @@ def test_totals(totals: Totals):
 FUZZ = range(*map(int, os.environ.get("PEAGLE_FUZZ", "1:2").split(":")))  # seeds, as ``make fuzz`` gives them
 
 
-@pytest.mark.parametrize("seed", [pytest.param(s, marks=() if s % 10 else pytest.mark.kernels) for s in FUZZ], ids=str)
+@pytest.mark.parametrize("seed", [pytest.param(s, marks=() if s % 10 else pytest.mark.kernels) for s in FUZZ])
 def test_random_cells(seed: int, runner: Runner):
     """Cells of rare choices, too, under more traffic; the seed decides everything."""
     rng = random.Random(f"{ARM} {seed}")

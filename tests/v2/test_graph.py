@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from tests.drafts.grid import FACTORS, MAX_MODEL_LEN
+from tests.drafts.grid import FACTORS, MAX_MODEL_LEN, requests
 from tests.support.engines import Engine, Request, Settings, engine
 from tests.support.graphs import Seen, emulate
-from tests.support.random_heads import HeadSpec, prompt, write_pair
+from tests.support.random_heads import HeadSpec, write_pair
 from tests.support.recorder import Report, serve_exactly
 from tests.support.reference import Reference
 
@@ -24,16 +24,6 @@ pytestmark = pytest.mark.arm("plugin-v2")
 
 COUNTS = [1, 2, 4]  # three requests are padded to four
 MIXED = HeadSpec(draft_vocab=200, layers=3, norm_before_fc=True, norm_before_residual=True, selector=True)
-
-
-def requests(name: str) -> list[Request]:
-    """Four in all, never more than three at once before the last: short prompts, a long one, two to the very end."""
-    return [
-        Request(f"{name}.short", prompt(3, 1), 24),
-        Request(f"{name}.end", prompt(MAX_MODEL_LEN - 14, 2), 14),
-        Request(f"{name}.long", prompt(70, 3), 20),
-        Request(f"{name}.later", prompt(1, 4), 16, arrives=6),
-    ]
 
 
 def exact(live: Engine, pair: tuple[Path, Path], asked: list[Request], **graphs: Any) -> tuple[Report, Seen]:
@@ -52,7 +42,7 @@ def start(target: Path, head: Path, k: int, **changes: object) -> Engine:
 def test_drafts_of_a_replayed_graph(k: int, tmp_path: Path):
     """Every K: unequal verify lengths, prompts shorter than 2K, requests at max_model_len, padding requests."""
     pair = write_pair(tmp_path, MIXED if k % 2 else HeadSpec())
-    report, seen = exact(start(*pair, k), pair, requests(f"k{k}"))
+    report, seen = exact(start(*pair, k), pair, requests(5, 20))
     assert report.rows > 10
     assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)]
     assert seen.replayed.total() == sum(seen.depths.values()) > 5
@@ -79,7 +69,7 @@ def test_every_depth_uses_the_graph_there_is(tmp_path: Path):
             return run(asked)
 
     with patch.object(live, "run", run_at_depths):
-        report, seen = exact(live, pair, requests("depths"))
+        report, seen = exact(live, pair, requests(4, 20))
     assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)]
     assert set(seen.depths) == {0, 1, 2, 3, 4}
     assert seen.replayed.total() == sum(seen.depths.values())
@@ -105,19 +95,6 @@ def test_metadata_before_a_replay_is_built_without_waiting_for_the_gpu(
     assert (rebuilt["num_tokens"], rebuilt["max_query_len"], rebuilt["max_seq_len"]) == (12, 6, 9)
 
 
-def mixed_traffic(name: str) -> list[Request]:
-    """Prefills beside decodes from the third step on: in chunks, on shared prefixes, to the very end."""
-    shared = prompt(64, 7)
-    return [
-        Request(f"{name}.decodes", prompt(5, 1), 40),
-        Request(f"{name}.chunked", prompt(90, 2), 20, arrives=2),
-        Request(f"{name}.prefix", shared + prompt(9, 3), 16, arrives=5),
-        Request(f"{name}.hit", shared + prompt(20, 4), 16, arrives=9),
-        Request(f"{name}.end", prompt(MAX_MODEL_LEN - 20, 5), 20, arrives=12),
-        Request(f"{name}.last", prompt(1, 6), 8, arrives=14),
-    ]
-
-
 @pytest.mark.parametrize(("case", "k"), [("chunked", 3), ("chunked", 18), ("decodes without FULL", 7)])
 def test_batches_with_a_prefill_draft_from_piecewise_graphs(case: str, k: int, tmp_path: Path):
     """A prefill beside decodes: its draft batch runs in captured pieces, where its rows do not exceed the largest.
@@ -127,7 +104,7 @@ def test_batches_with_a_prefill_draft_from_piecewise_graphs(case: str, k: int, t
     pair = write_pair(tmp_path, MIXED)
     mode = "FULL_AND_PIECEWISE" if case == "chunked" else "PIECEWISE"
     live = start(*pair, k, token_budget=32, kv_blocks=12, prefix_caching=True)
-    report, seen = exact(live, pair, mixed_traffic(f"{case}{k}"), sizes=(16, 32, 48), mode=mode)
+    report, seen = exact(live, pair, requests(6, 20), sizes=(16, 32, 48), mode=mode)
     assert seen.pieces.total() > 3
     assert seen.eager == 0
     assert bool(seen.replayed) == (mode != "PIECEWISE")
@@ -145,7 +122,7 @@ def test_nothing_that_a_graph_reads_grows_stale(how: str, tmp_path: Path):
     pair, k = write_pair(tmp_path, MIXED), 3
     live, ways = start(*pair, k, token_budget=32), how.split(", ")
     graphs = {"in_place": "rebuilt" not in ways} | {way: way in ways for way in ("kernel_blocks", "profiled")}
-    report, seen = exact(live, pair, mixed_traffic(how), sizes=(16, 32, 48), **graphs)
+    report, seen = exact(live, pair, requests(6, 20), sizes=(16, 32, 48), **graphs)
     assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)] * (2 if "profiled" in ways else 1)
     assert seen.replayed.total() > 5 and seen.pieces.total() > 3
     assert seen.eager == 0
