@@ -6,6 +6,7 @@ Each runs in a second on V1 and in ten under the interpreter on V2; ``test_exact
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -59,20 +60,16 @@ def test_every_kernel_runs_before_requests(tmp_path: Path, monkeypatch: pytest.M
     from peagle_vllm.sampling import selection
     from peagle_vllm.v1 import proposer
 
-    called: list[str] = []
-    for module, name in (
-        (proposer, "prepare_inputs"),
-        (proposer, "gather_hidden"),
-        (proposer, "lookup_drafts"),
-        (selection, "select_candidates"),
-    ):
-        kernel = getattr(module, name)
-        noted = lambda *args, name=name, kernel=kernel, **kwargs: called.append(name) or kernel(*args, **kwargs)  # noqa: E731
-        monkeypatch.setattr(module, name, noted)
+    kernels = Mock()
+    for name in ("prepare_inputs", "gather_hidden", "lookup_drafts", "select_candidates"):
+        module = selection if name == "select_candidates" else proposer
+        kernels.attach_mock(Mock(wraps=getattr(module, name)), name)
+        monkeypatch.setattr(module, name, getattr(kernels, name))
     pair = tiny_heads.write_pair(tmp_path, tiny_heads.HeadSpec(selector=True))
     live = start(pair, lookup=1, speculative=(("draft_sample_method", "probabilistic"),))
     for _ in range(2):
         live.runner._dummy_run(4)  # as vLLM's GPU worker does before it serves
+    called = [call[0] for call in kernels.mock_calls]
     assert called == ["prepare_inputs", "gather_hidden", "select_candidates", "lookup_drafts", "lookup_drafts"]
 
 

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2", "stock-v1")
 
 K, MAX_MODEL_LEN = 5, 160
 NAMES = [*targets.CONFIGS, *(targets.WITH_IMAGES if find_spec("torchvision") else ())]
+# Of stock vLLM's one defect is enough of ``make test``.
+FULL = NAMES[1:] if ARM == "stock-v1" else []
 # On both sides of a window, and across it.
 LENGTHS = (5, 24, 90)
 ANSWER = 12 if ARM == "plugin-v2" else 24  # the interpreter takes a tenth of a second for a row
@@ -78,7 +80,7 @@ KS = [pytest.param(3, marks=pytest.mark.full), K, pytest.param(7, marks=pytest.m
 
 
 @pytest.mark.parametrize("k", KS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full if n in FULL else ()) for n in NAMES])
 def test_drafts_for_a_target(name: str, k: int, tmp_path: Path):
     target = targets.write(tmp_path, name)
     head = tiny_heads.write_head(tmp_path / "head", target, tiny_heads.HeadSpec())

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from tests.drafts.grid import FACTORS, MAX_MODEL_LEN, requests
 from tests.support.engines import Engine, Request, Settings, engine
 from tests.support.graphs import Seen, emulate
-from tests.support.random_heads import HeadSpec, write_pair
+from tests.support.random_heads import HeadSpec, prompt, write_pair
 from tests.support.recorder import Report, serve_exactly
 from tests.support.reference import Reference
 
@@ -24,6 +24,14 @@ pytestmark = pytest.mark.arm("plugin-v2")
 
 COUNTS = [1, 2, 4]  # three requests are padded to four
 MIXED = HeadSpec(draft_vocab=200, layers=3, norm_before_fc=True, norm_before_residual=True, selector=True)
+
+# Never more than three at once before the last: short prompts, a long one, one to the very end.
+REQUESTS = [
+    Request("short", prompt(3, 1), 24),
+    Request("end", prompt(MAX_MODEL_LEN - 14, 2), 14),
+    Request("long", prompt(70, 3), 20),
+    Request("later", prompt(1, 4), 16, arrives=6),
+]
 
 
 def exact(live: Engine, pair: tuple[Path, Path], asked: list[Request], **graphs: Any) -> tuple[Report, Seen]:
@@ -42,7 +50,7 @@ def start(target: Path, head: Path, k: int, **changes: object) -> Engine:
 def test_drafts_of_a_replayed_graph(k: int, tmp_path: Path):
     """Every K: unequal verify lengths, prompts shorter than 2K, requests at max_model_len, padding requests."""
     pair = write_pair(tmp_path, MIXED if k % 2 else HeadSpec())
-    report, seen = exact(start(*pair, k), pair, requests(5, 20))
+    report, seen = exact(start(*pair, k), pair, REQUESTS)
     assert report.rows > 10
     assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)]
     assert seen.replayed.total() == sum(seen.depths.values()) > 5
@@ -69,7 +77,7 @@ def test_every_depth_uses_the_graph_there_is(tmp_path: Path):
             return run(asked)
 
     with patch.object(live, "run", run_at_depths):
-        report, seen = exact(live, pair, requests(4, 20))
+        report, seen = exact(live, pair, REQUESTS)
     assert seen.captured == [(n, 2 * k) for n in reversed(COUNTS)]
     assert set(seen.depths) == {0, 1, 2, 3, 4}
     assert seen.replayed.total() == sum(seen.depths.values())
