@@ -16,7 +16,7 @@ from hypothesis import Phase, settings
 from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter
 
-from tests.kernels.batches import INTERPRETED
+from tests.support.batches import INTERPRETED
 
 BUILDER = interpreter.interpreter_builder
 LOAD, STORE, BEGIN_PROGRAM = BUILDER.create_masked_load, BUILDER.create_masked_store, BUILDER.set_grid_idx

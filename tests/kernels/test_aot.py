@@ -29,7 +29,7 @@ from peagle_kernels.lookup_drafts import OneHot, lookup_drafts_triton
 from peagle_kernels.prepare_inputs import prepare_inputs_triton
 from peagle_kernels.select_candidates import Drawing, select_candidates_triton
 from tests.kernels import test_select_candidates as cases
-from tests.kernels.batches import MASK_TOKEN, Request, build
+from tests.support.batches import MASK_TOKEN, Request, build
 from tools import interpreter
 
 on_each = pytest.mark.parametrize("arch", [90, 100], ids=lambda arch: f"sm_{arch}")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from peagle_kernels import dispatch
 from peagle_kernels.gather_hidden import gather_hidden_torch, gather_hidden_triton
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW
-from tests.kernels.batches import KERNEL_DEVICE, moved
+from tests.support.batches import KERNEL_DEVICE, moved
 
 
 @pytest.mark.parametrize("fn", [gather_hidden_torch, gather_hidden_triton])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peagle_kernels.lookup_drafts import MAX_MATCH, OneHot, lookup_drafts_torch, lookup_drafts_triton
-from tests.kernels.batches import KERNEL_DEVICE, moved
+from tests.support.batches import KERNEL_DEVICE, moved
 from tests.support.reference import looked_up
 
 LENGTH, VOCAB = 40, 4

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
 from peagle_kernels.prepare_inputs import prepare_inputs_torch, prepare_inputs_triton
-from tests.kernels.batches import KERNEL_DEVICE, MASK_TOKEN, POISON, Case, cases, moved
+from tests.support.batches import KERNEL_DEVICE, MASK_TOKEN, POISON, Case, cases, moved
 
 
 def run(fn, case: Case):

@@ -16,8 +16,8 @@ from peagle_kernels.select_candidates import (
     select_candidates_torch,
     select_candidates_triton,
 )
-from tests.kernels.batches import KERNEL_DEVICE, POISON, moved
 from tests.sampling.statistics import limited
+from tests.support.batches import KERNEL_DEVICE, POISON, moved
 
 VOCAB, DRAFT_VOCAB = 97, 61
 HIDDEN = 24
