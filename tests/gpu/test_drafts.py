@@ -33,7 +33,7 @@ pytestmark = pytest.mark.arm("plugin-v2")
 DTYPE = "float16"  # FlashAttention takes no float32; of the two that it takes, the one that rounds less
 BACKENDS = ("FLASH_ATTN", "TRITON_ATTN") if HAS_GPU else ("CPU_ATTN",)
 NUM_REQUESTS, NUM_OUTPUT = (9, 40) if HAS_GPU else (4, 12)
-NUM_DRAWN = 40  # tokens of a request whose drafts are drawn: fewer do not tell two temperatures apart
+NUM_DRAWING, NUM_DRAWN = 9, 40  # requests whose drafts are drawn, and tokens: fewer do not tell two temperatures apart
 TEMPERATURE = 0.7
 HOT = 2.0  # so hot that the limits drop most of what would be drawn
 TOP_K, TOP_P = 6, 0.8
@@ -165,7 +165,7 @@ def drawn(name: str, mode: str, backend: str, folder: Path, **sampling: Any) -> 
     live, reference = start(case, mode, backend, folder, draft_sample_method="probabilistic")
     asked = [
         replace(request, sampling=tuple({"seed": seed, **sampling}.items()))
-        for seed, request in enumerate(requests(NUM_REQUESTS, NUM_DRAWN))
+        for seed, request in enumerate(requests(NUM_DRAWING, NUM_DRAWN))
     ]
     with record(live, keep_hidden=True) as noted:
         finished = live.run(asked)
