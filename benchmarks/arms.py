@@ -40,6 +40,7 @@ ON_CPU = {
     "VLLM_USE_AOT_COMPILE": "0",
 }
 COMPILED = "PEAGLE_COMPILED"  # names the file that gets a line of JSON for each Triton kernel of a process
+TOO_EARLY = 3  # exit status of a part that needs an earlier one
 FILE = "OUT.jsonl"  # in a command: the file that it writes finished cells, or tests, to
 # An arm's runner; Model Runner V2 needs Triton's interpreter where there is no GPU.
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from tests.support.batches import Request, build, moved
 
 from benchmarks import arms
 from benchmarks.arms import HAS_GPU
@@ -21,6 +20,7 @@ from peagle_kernels.gather_hidden import gather_hidden
 from peagle_kernels.layout import DraftBatch
 from peagle_kernels.prepare_inputs import prepare_inputs
 from peagle_kernels.select_candidates import Candidates, CandidateSelector, select_candidates
+from tests.support.batches import Request, build, moved
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32

@@ -50,7 +50,8 @@ class Part:
 class State:
     """How far each part is, on the disk at every change.
 
-    By part name: "state" is done, failed, cut (by the end of the time) or running (the driver was killed), "tries".
+    By part name: "state" is done, failed, cut (by the end of the time), running (the driver was killed), or too early
+    (an earlier part is not done); "tries".
     """
 
     def __init__(self, folder: Path):
@@ -91,6 +92,7 @@ def attempt(part: Part, folder: Path, state: State, deadline: float) -> None:
     state.keep(part, state="running", tries=tries)
     began = time.monotonic()
     outcome = run(part, folder, tries, left)
+    tries -= outcome["state"] == "too early"
     state.keep(part, **outcome, tries=tries, seconds=round(time.monotonic() - began))
 
 
@@ -111,6 +113,8 @@ def run(part: Part, folder: Path, tries: int, left: float) -> dict[str, Any]:
         processes.end(process, patience=5)
     if code == 0 and best(part, folder):
         return {"state": "done"}
+    if code == arms.TOO_EARLY:
+        return {"state": "too early", "error": processes.failure_reason(log)}
     return {"state": "failed", "error": processes.failure_reason(log)}
 
 

@@ -177,16 +177,16 @@ class Engine:
         for name in SETS:
             turns, how = read_set(name, prompts), {"max_tokens": MAX_TOKENS[name], **sampling}
             answers, rounds = first.get(name, []), [self.answer([words[:1] for words in turns], **how)]
-            own = [] if answers or len(turns[0]) == 1 else [output.text for output in rounds[0]]
+            replies = [] if answers or len(turns[0]) == 1 else [output.text for output in rounds[0]]
             if len(turns[0]) == 2:
-                pairs = zip(turns, answers or own, strict=True)
+                pairs = zip(turns, answers or replies, strict=True)
                 rounds.append(self.answer([[begin, answer, end] for (begin, end), answer in pairs], **how))
             of_prompts = [*zip(*rounds, strict=True)]
             cell = {
                 "counts": [np.sum([self.counts(o) for o in outputs], 0).tolist() for outputs in of_prompts],
                 "tokens": [sum(len(o.token_ids) for o in outputs) for outputs in of_prompts],
                 "loops": [any(ends_in_loop(list(o.token_ids)) for o in outputs) for outputs in of_prompts],
-                "first": own,
+                "first": replies,
             }
             yield name, cell
 

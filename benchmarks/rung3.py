@@ -27,7 +27,7 @@ NOTES = (
 def parts() -> list[list[Part]]:
     """Documents, the head, what that drafts; then EAGLE-3, for which another lease may have time."""
 
-    def step(name: str, function: Callable[..., Any], limit: float = 200) -> Part:
+    def step(name: str, function: Callable[..., Any], limit: float = 280) -> Part:
         return Part(name, call(function, place="OUT.place"), limit * SLOWER, {} if HAS_GPU else V1)
 
     def acceptance(drafter: str, lookup: int = 0) -> Part:
@@ -40,9 +40,10 @@ def parts() -> list[list[Part]]:
     return [
         [step("answers", train_gpu.answers)],
         [step("states", train_gpu.states)],
-        [step("train P-EAGLE", train_gpu.train, 300)],
-        [*ours, step("check", train_gpu.check, 130)],
-        [step("train EAGLE-3", train_gpu.train_eagle3, 300)],
+        [step("train P-EAGLE", train_gpu.train, 380)],
+        ours,
+        [step("check", train_gpu.check, 200)],
+        [step("train EAGLE-3", train_gpu.train_eagle3, 380)],
         [acceptance("EAGLE-3")],
     ]
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import statistics
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -232,7 +233,8 @@ def begin(place: str, after: str = "") -> tuple[Config, Stages]:
     config = Config.model_validate({**SETTINGS, "folder": str(run)}, context=arms.ROOT)
     stages = Stages(run / "stages.jsonl")
     if after and after not in stages:
-        raise SystemExit(f"{run}: the step {after!r} is not finished there; run its part first")
+        print(f"{run}: the step {after!r} is not finished there; run its part first", file=sys.stderr)
+        raise SystemExit(arms.TOO_EARLY)
     return config, stages
 
 
@@ -302,13 +304,14 @@ def keep_answered(run: Path) -> None:
 
 
 def gather(file: Path) -> None:
-    """Add the rows of ``ANSWERS`` to answers.jsonl.
+    """Add the rows of ``ANSWERS`` to answers.jsonl, of which those stay that ``train answers`` has finished.
 
     Raises:
         SystemExit: there is no answer.
     """
-    rows = {row["id"]: row for row in read_lines(file, must_exist=False)}
-    text = lzma.decompress(ANSWERS.read_bytes()).decode() if ANSWERS.exists() else ""
+    finished = (row for row in read_lines(file, must_exist=False) if "metadata" not in row)
+    rows = {row["id"]: row for row in finished}
+    text = lzma.decompress(ANSWERS.read_bytes()) if ANSWERS.exists() else b""
     rows |= {row["id"]: row for row in map(json.loads, text.splitlines())}
     if not rows:
         raise SystemExit(f"{ANSWERS}: is not here, and the target has written no answers; run the part 'answers'")

@@ -241,6 +241,8 @@ def lose_states(data: Path) -> None:
 
 STAMPED = r"'aux_layers': \[1, 4, 6\], 'dtype': 'bfloat16'\}, where peagle.yaml has .*\[2, 4, 5\].*; put peagle.yaml"
 REFUSED = {
+    "a mask token in use": ({"speculators": {"mask_token_id": 5}}, "mask_token_id: the target's .* uses 5 for 'w5'"),
+    "no token": ({"speculators": {"mask_token_id": -3}}, "mask_token_id: -3 is none of the target's .* tokens; leave"),
     "states of other layers": (change_stamp, STAMPED),
     "lost states": (
         lose_states,

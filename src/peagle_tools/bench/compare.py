@@ -18,8 +18,9 @@ METRICS = {
     "p99_ttft_ms": ("TTFT p99", 4),
     "p50_tpot_ms": ("TPOT p50", 1),
     "p99_tpot_ms": ("TPOT p99", 4),
-    AL: ("AL", 0.6),
+    AL: ("AL", 1),
 }
+AL_TOLERANCE = 0.03  # acceptance is no speed: no machine's noise moves it
 
 
 class Change(NamedTuple):
@@ -72,7 +73,7 @@ def _losses(a: Point, b: Point, tolerance: float) -> Iterator[str]:
     for metric, (name, times) in METRICS.items():
         before, after = a.spread(metric), b.spread(metric)
         ratio = before.over(after) if metric.endswith("_ms") else after.over(before)
-        if ratio.falls(times * tolerance) or (before.repeats and not after.repeats):
+        if ratio.falls(AL_TOLERANCE if metric == AL else times * tolerance) or (before.repeats and not after.repeats):
             yield f"{name} {before.text('.4g')} -> {after.text('.4g') or 'no sample'}"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -62,6 +63,7 @@ def diagnose(
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import read_target, read_tokens, special_tokens
+    from peagle_vllm.serving import RefusedError
 
     terminal.exit_on_sigterm()
     arguments = terminal.json_object(engine)
@@ -81,6 +83,9 @@ def diagnose(
     try:
         with terminal.logs_on_stderr(), pair.engine(k, max(map(len, ids)) + max_tokens) as llm:
             diagnosis = search.diagnose(partial(measuring.measure, llm, ids, max_tokens), setup, changes)
+    except RefusedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
     except Exception as error:
         fail(str(cannot_run(error)))
     if as_json:

@@ -60,7 +60,9 @@ def decide_runner(environment: Environment, report: Report | None) -> tuple[str,
     if report is None:
         return "none", 'vLLM is not installed: pip install "peagle-vllm[cuda]" or "peagle-vllm[cpu]"'
     use_v2 = environment.variables.get(USE_V2)
-    forced = None if use_v2 is None else "V1" if use_v2 == "0" else "V2"
+    if use_v2 is not None and not use_v2.isdigit():
+        return "none", f"{USE_V2}={use_v2} is not a number, so vLLM does not start"
+    forced = None if use_v2 is None else "V2" if int(use_v2) else "V1"
     if environment.absent:
         why = f"the plugin is {environment.absent}"
         if forced == "V2":

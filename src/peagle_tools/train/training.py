@@ -23,7 +23,7 @@ from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.selector_training import new_selector
 from peagle_tools.train.trainer import Trainer
-from peagle_vllm.heads.target import read_target, read_tokens, special_tokens
+from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 
 # Of speculators' options: processes run mask rows different numbers of times, and would wait for each other's shards;
 # the head recomputes by itself; hidden states are files; other keys of peagle.yaml say the rest.
@@ -138,10 +138,22 @@ def to_options(config: Config) -> TrainConfig:
         if name not in known:
             raise ToolError(f"speculators.{name}: is no option of speculators")
     try:
-        return TrainConfig.from_sources(cli={**defaults, **ours, **config.speculators}, argv=[])
+        options = TrainConfig.from_sources(cli={**defaults, **ours, **config.speculators}, argv=[])
     except ValidationError as error:
         wrong = error.errors()[0]
         raise ToolError(f"speculators.{wrong['loc'][-1] if wrong['loc'] else ''}: {wrong['msg']}") from None
+    _check_mask_token(config.target, options.flatten()["mask_token_id"])
+    return options
+
+
+def _check_mask_token(target: str, mask_id: int) -> None:
+    """Refuse a mask token that the target does not have, or that its text holds."""
+    size, token = read_target(target).vocab_size, find_token(read_tokens(target), mask_id)
+    if not 0 <= mask_id < size:
+        raise ToolError(f"speculators.mask_token_id: {mask_id} is none of the target's {size} tokens; leave it out")
+    if token and token.kind in ("ordinary", "in use"):
+        what = f"the target's tokenizer uses {mask_id} for {token.text!r}"
+        raise ToolError(f"speculators.mask_token_id: {what}; leave it out")
 
 
 def unused_token(target: str) -> int:
