@@ -82,8 +82,8 @@ def _turns(row: dict[str, Any]) -> list[Any]:
             return [{"role": "user", "content": turn} if is_user and isinstance(turn, str) else turn for turn in turns]
     for key in TEXTS:
         if (text := row.get(key)) is not None:
-            added = [row.get(more) for more in ADDED] if key == "instruction" and isinstance(text, str) else []
-            added = [more for more in added if isinstance(more, str) and more.strip()]
+            more = [row.get(key) for key in ADDED] if key == "instruction" and isinstance(text, str) else []
+            added = [part for part in more if isinstance(part, str) and part.strip()]
             return [{"role": "user", "content": "\n\n".join([text, *added]) if added else text}]
     names = ", ".join(f'"{key}"' for key in list(row)[:6]) or "nothing"
     raise UnusableRow(f'has no text as "prompt" and no turns as "messages", but {names}', "write one of them")
