@@ -37,6 +37,7 @@ ROWS = {
     "run-batch": ({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": chat(HI)}, ["hi"]),
     "GSM8K": ({"question": "1 + 1?", "answer": "2"}, ["1 + 1?"]),
     "Alpaca": ({"instruction": "add", "input": "1, 1", "output": "2"}, ["add\n\n1, 1"]),
+    "context that is no text": ({"instruction": "add", "context": ["a", "b"]}, ["add"]),
     "Nemotron": ({"input": [HI], "output": "hello"}, ["hi"]),
     "OpenOrca": ({"system_prompt": "be brief", "question": "hi", "response": "hello"}, ["be brief", "hi"]),
     "LLaMA-Factory": ({"conversations": SHARED[:2], "system": "be brief", "tools": "[]"}, ["be brief", "hi"]),
