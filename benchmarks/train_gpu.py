@@ -31,11 +31,12 @@ from peagle_tools.train.lines import add_line, read_lines, write_lines
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.pipeline import STEPS, do
 
-# Shares of the time, in seconds: the target's prompts, its answers, the steps of a head.
-PROMPTS_SECONDS, ANSWERS_SECONDS, STEPS_SECONDS = (25, 70, 150) if HAS_GPU else (300, 300, 0)
+# Shares of the time, in seconds: the target's prompts, its answers, the steps of each head.
+PROMPTS_SECONDS, ANSWERS_SECONDS = (25, 60) if HAS_GPU else (300, 300)
+STEPS_SECONDS, EAGLE3_SECONDS = (210, 120) if HAS_GPU else (0, 0)
 FIRST_STEPS = 60 if HAS_GPU else 2  # of the last third of these the speed says how many there are
 FEWEST_STEPS, MEASURED = (12, 4) if HAS_GPU else (4, 2)  # steps; how often acceptance is measured
-MOST_TOKENS = 24e6  # of answers that a head sees: 20 million are the goal, and two heads compare on equal data
+MOST_TOKENS = 24e6  # of answers that a head sees: 20 million are the goal; EAGLE-3 sees no more than P-EAGLE
 K = 7 if HAS_GPU else 4
 PIECE = 15 << 20  # bytes of a file that comes back
 # Answers of the same target from elsewhere, rows of answers.jsonl; several such files may be joined.
@@ -56,7 +57,7 @@ SETTINGS: dict[str, Any] = (
             "concurrency": 512,
         },
         "head": {"layers": 4, "depths": 8, "draft_vocab": 8192, "init": "target"},
-        "step": {"tokens": 16384, "cod": [0.6, 0.15], "chunk_rows": 8192},
+        "step": {"tokens": 8192, "cod": [0.6, 0.15], "chunk_rows": 4096},
         "engine": {"max_model_len": 2048, "max_num_seqs": 512, "gpu_memory_utilization": 0.5, **ENGINE},
     }
     if HAS_GPU
@@ -155,7 +156,7 @@ def train(place: str) -> Iterator[dict[str, Any]]:
     """A P-EAGLE head, which comes back: cells of its steps, and one for each time that acceptance was measured."""
     config, stages = begin(place, after="states")
     try:
-        yield from learn(config, stages, partial(do, "run"))
+        yield from learn(config, stages, partial(do, "run"), STEPS_SECONDS, MOST_TOKENS)
         for row in read_lines(config.run / "al.jsonl"):
             if row["K"] == max(config.ks) and row["how"] == "replay":
                 seen = round(row["step"] * stages["data"]["a step"])
@@ -167,7 +168,7 @@ def train(place: str) -> Iterator[dict[str, Any]]:
 
 def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
     """An EAGLE-3 head from the same documents, which comes back: cells of its steps."""
-    config, stages = begin(place, after="states")
+    config, stages = begin(place, after="run")
     from benchmarks import train_eagle3 as library  # needs speculators, which other rungs do without
 
     config = changed(config, folder=str(config.run / EAGLE3), **library.EAGLE3)
@@ -175,7 +176,8 @@ def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
     if not config.data_folder.exists():
         config.data_folder.symlink_to(config.run.parent / "data")
     try:
-        yield from learn(config, stages, library.train_eagle3, "EAGLE-3: ")
+        most = stages["run"]["tokens"]
+        yield from learn(config, stages, library.train_eagle3, EAGLE3_SECONDS, most, "EAGLE-3: ")
     finally:
         keep_logs(config.run, place, EAGLE3)
         keep_head(newest(config.run), came_back(place) / f"{EAGLE3}.tar")
@@ -238,13 +240,15 @@ def begin(place: str, after: str = "") -> tuple[Config, Stages]:
     return config, stages
 
 
-def learn(config: Config, stages: Stages, run: Callable[[Config], Any], name: str = "") -> Iterator[dict[str, Any]]:
-    """Train for as many steps as their share of the time holds, by the speed of the first ones."""
+def learn(
+    config: Config, stages: Stages, run: Callable[[Config], Any], seconds: float, most: float, name: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Train for as many steps as ``seconds`` hold, by the speed of the first ones, or ``most`` tokens of answers."""
     if f"{name}first steps" not in stages:
         since = time.monotonic()
         run(config)
         rate = statistics.median(row["tokens/s"] for row in steps_of(config)[-max(1, FIRST_STEPS // 3) :])
-        steps = min(STEPS_SECONDS * rate / config.step.tokens, MOST_TOKENS / stages["data"]["a step"])
+        steps = min(seconds * rate / config.step.tokens, most / stages["data"]["a step"])
         shutil.rmtree(config.run / "checkpoints")
         for log in ("log.jsonl", "al.jsonl"):
             (config.run / log).unlink(missing_ok=True)

@@ -76,19 +76,19 @@ def test_a_rehearsal_of_rung_3(tmp_path: Path) -> None:
     assert len(rates) == train_gpu.FEWEST_STEPS and rates[-1] < max(rates) / 2
 
 
-def test_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_goes_on(tmp_path: Path) -> None:
     """In a second call, with as many steps as the first one found room for."""
     _, stages = train_gpu.begin(str(tmp_path / "x"))
     stages.keep("data", 0, **{"a step": 50})
     stages.keep("first steps", 0, steps=20)
     (tmp_path / "run/log.jsonl").write_text('{"tokens/s": 3, "loss": 2, "peak_gb": 1}\n')
     (config, stages), ran = train_gpu.begin(str(tmp_path / "x"), after="data"), list[Config]()
-    (cell,) = train_gpu.learn(config, stages, ran.append)
+    (cell,) = train_gpu.learn(config, stages, ran.append, seconds=10, most=1e6)
     assert [config.optimizer.steps for config in ran] == [20]
     assert cell["step"] == "run" and cell["tokens"] == 20 * 50
 
 
-def test_steps_fill_their_share_of_the_time_or_see_all_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_fill_their_share_of_the_time_or_see_all_tokens(tmp_path: Path) -> None:
     """Their number follows from the speed of the last of the first steps."""
     config, stages = train_gpu.begin(str(tmp_path / "x"))
     stages.keep("data", 0, **{"a step": 100})
@@ -97,10 +97,8 @@ def test_steps_fill_their_share_of_the_time_or_see_all_tokens(tmp_path: Path, mo
         (config.run / "checkpoints").mkdir(exist_ok=True)
         write_lines(config.run / "log.jsonl", [{"tokens/s": speed} for speed in (1, 5 * config.step.tokens)])
 
-    monkeypatch.setattr(train_gpu, "STEPS_SECONDS", 10)
     for most, steps in ((1e6, 50), (3000, 30), (0, train_gpu.FEWEST_STEPS)):
-        monkeypatch.setattr(train_gpu, "MOST_TOKENS", most)
-        assert next(train_gpu.learn(config, stages, run))["steps"] == steps
+        assert next(train_gpu.learn(config, stages, run, seconds=10, most=most))["steps"] == steps
         del stages["first steps"]
 
 
@@ -118,7 +116,7 @@ def test_answers_of_another_lease_are_added(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_part_says_which_step_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for part, step in ((train_gpu.train, "states"), (train_gpu.train_eagle3, "states"), (train_gpu.check, "run")):
+    for part, step in ((train_gpu.train, "states"), (train_gpu.train_eagle3, "run"), (train_gpu.check, "run")):
         with pytest.raises(SystemExit, match=f"^{arms.TOO_EARLY}$"):
             next(part(str(tmp_path / "x")))
         assert f"the step '{step}' is not finished there; run its part first" in capsys.readouterr().err
@@ -333,8 +331,7 @@ def test_what_rung_3_would_run_on_a_gpu(on_gpu: dict[str, Any]) -> None:
     groups = on_gpu["groups"]["3"]
     assert on_gpu["optimizer"] == "muon" and on_gpu["answers"].endswith(".cache/answers.jsonl.xz")
     assert [[*map(kind, group)] for group in groups] == [
-        *(["answers"], ["states"], ["train"], ["acceptance", "acceptance"], ["check"]),
-        *(["train"], ["acceptance"]),
+        *(["answers"], ["states"], ["train"], ["train"], ["acceptance"] * 3, ["check"]),
     ]
     assert max(part["limit"] for part in itertools.chain(*groups)) <= 600 - gpu_day.RESERVE
     env = {part["name"]: part["env"] for part in itertools.chain(*groups)}

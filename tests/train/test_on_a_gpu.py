@@ -34,3 +34,10 @@ def test_replay_computes_in_the_dtype_of_a_step(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(trainer, "measure", lambda *_: torch.is_autocast_enabled("cuda"))
     run = Mock(device_type="cuda", rank=1, config=SimpleNamespace(hidden_states_dtype=torch.bfloat16))
     assert trainer.Trainer._measure(run)
+
+
+def test_attention_is_not_compiled_for_each_length() -> None:
+    """As cuDNN's is, which torch prefers on Hopper."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    cpu.setup()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

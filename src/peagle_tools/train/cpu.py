@@ -9,10 +9,12 @@ from speculators.train import checkpointer, distributed, trainer
 
 
 def setup() -> None:
-    """Set up torchrun's processes, on a CPU too, and how checkpoints are loaded."""
+    """Set up torchrun's processes, on a CPU too, how checkpoints are loaded, and which attention kernels run."""
     # It loads a checkpoint to the accelerator, "cuda:0" where there is none. AdamW's step counts would stay there, and
     # each step wait for each of them; the weights would be there twice.
     checkpointer.get_current_device = lambda: "cpu"
+    # torch prefers cuDNN's on Hopper, which compiles a kernel for each shape: here each document and chunk has its own.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if not torch.accelerator.is_available():
         # Its step timer waits for the accelerator, and torch raises where there is none.
         trainer.torch.accelerator.synchronize = lambda *_: None
