@@ -17,10 +17,15 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks import arms, real_gpu
 from benchmarks.arms import HAS_GPU
@@ -34,7 +39,9 @@ from peagle_tools.train.pipeline import STEPS, do
 # Shares of the time, in seconds: the target's prompts, its answers, the steps of each head.
 PROMPTS_SECONDS, ANSWERS_SECONDS = (25, 60) if HAS_GPU else (300, 300)
 STEPS_SECONDS, EAGLE3_SECONDS = (210, 120) if HAS_GPU else (0, 0)
-FIRST_STEPS = 60 if HAS_GPU else 2  # of the last third of these the speed says how many there are
+FIRST_STEPS = 30 if HAS_GPU else 2  # of the last third of these the speed says how many there are
+# Steps of its two optimizers, one after the other, before a profile is taken, and in it: long before the last third.
+PROFILED = (30, 6) if HAS_GPU else (0, 1)
 FEWEST_STEPS, MEASURED = (12, 4) if HAS_GPU else (4, 2)  # steps; how often acceptance is measured
 MOST_TOKENS = 24e6  # of answers that a head sees: 20 million are the goal; EAGLE-3 sees no more than P-EAGLE
 K = 7 if HAS_GPU else 4
@@ -57,7 +64,7 @@ SETTINGS: dict[str, Any] = (
             "concurrency": 512,
         },
         "head": {"layers": 4, "depths": 8, "draft_vocab": 8192, "init": "target"},
-        "step": {"tokens": 8192, "cod": [0.6, 0.15], "chunk_rows": 4096},
+        "step": {"tokens": 16384, "cod": [0.6, 0.15], "chunk_rows": 16384},
         "engine": {"max_model_len": 2048, "max_num_seqs": 512, "gpu_memory_utilization": 0.5, **ENGINE},
     }
     if HAS_GPU
@@ -246,7 +253,8 @@ def learn(
     """Train for as many steps as ``seconds`` hold, by the speed of the first ones, or ``most`` tokens of answers."""
     if f"{name}first steps" not in stages:
         since = time.monotonic()
-        run(config)
+        with profiled(config.run / "profile.log"):
+            run(config)
         rate = statistics.median(row["tokens/s"] for row in steps_of(config)[-max(1, FIRST_STEPS // 3) :])
         steps = min(seconds * rate / config.step.tokens, most / stages["data"]["a step"])
         shutil.rmtree(config.run / "checkpoints")
@@ -259,6 +267,21 @@ def learn(
     facts = {"tokens": round(steps * stages["data"]["a step"]), "steps": steps}
     facts |= {"rate": round(statistics.median(row["tokens/s"] for row in rows)), "loss": rows[-1]["loss"]}
     yield stages.keep(f"{name}run", since, **facts, **{"peak GB": rows[-1]["peak_gb"]})
+
+
+@contextmanager
+def profiled(file: Path) -> Iterator[None]:
+    """Write what the time of some steps went to, by operator, to ``file``."""
+    wait, active = PROFILED
+    profiler = torch.profiler.profile(schedule=torch.profiler.schedule(wait=wait, warmup=1, active=active, repeat=1))
+    hook = register_optimizer_step_post_hook(lambda *_: profiler.step())
+    try:
+        with profiler:
+            yield
+    finally:
+        hook.remove()
+    by = "self_cuda_time_total" if HAS_GPU else "self_cpu_time_total"
+    file.write_text(profiler.key_averages().table(sort_by=by, row_limit=40))
 
 
 def steps_of(config: Config) -> list[dict[str, Any]]:
@@ -336,16 +359,25 @@ def tokens_of(config: Config) -> dict[str, Any]:
 
 def keep_logs(run: Path, place: str, name: str) -> None:
     """Copy the logs of a run to the folder of ``place``, as NAME-LOG."""
-    for log in (*run.glob("stages.jsonl"), *run.glob("*log.jsonl"), *run.glob("al.jsonl"), *run.glob("logs/*.log")):
-        shutil.copy(log, Path(place).with_name(f"{name}-{log.name}"))
+    for pattern in ("stages.jsonl", "al.jsonl", "log.jsonl", "profile.log", "logs/*.log"):
+        for log in run.glob(pattern):
+            shutil.copy(log, Path(place).with_name(f"{name}-{log.name}"))
 
 
 def keep_head(head: Path, to: Path) -> None:
-    """Write what vLLM reads of a head, if it is there, to files of 15 MiB, TO.0, TO.1, ...: ``cat TO.* | tar x``."""
-    whole = io.BytesIO()
+    """Write what vLLM reads of a head, if it is there, to files of 15 MiB, TO.0, TO.1, ...: ``cat TO.* | tar x``.
+
+    Its embeddings, which are the target's, are left out.
+    """
+    if not head.exists():
+        return
+    whole, weights = io.BytesIO(), load_file(head / "model.safetensors")
+    weights.pop("embed_tokens.weight", None)
     with tarfile.open(fileobj=whole, mode="w") as archive:
-        for name in ("config.json", "model.safetensors", "model.safetensors.index.json", "edge"):
-            if (head / name).exists():
-                archive.add(head / name, f"head/{name}")
-    for number, at in enumerate(range(0, whole.tell() if head.exists() else 0, PIECE)):
+        for name in filter(lambda name: (head / name).exists(), ("config.json", "edge")):
+            archive.add(head / name, f"head/{name}")
+        entry, content = tarfile.TarInfo("head/model.safetensors"), save(weights, {"format": "pt"})
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+    for number, at in enumerate(range(0, whole.tell(), PIECE)):
         Path(f"{to}.{number}").write_bytes(whole.getbuffer()[at : at + PIECE])

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from benchmarks import arms, engine, gpu_day, real, real_gpu, rung1, rung2, rung3, rung4, train_gpu
 from benchmarks.arms import FILE, ROOT
@@ -63,13 +64,24 @@ def test_a_rehearsal_of_rung_3(tmp_path: Path) -> None:
     steps = ("server", "prompts", "answers", "data", "states", "first steps", "run", "check")
     steps += ("EAGLE-3: first steps", "EAGLE-3: run")
     assert all(len(re.findall(rf"^{step}  +\d+", page, re.M)) == 1 for step in steps)
-    logs = {"server.log", "states-states.log", "head-log.jsonl", "head-al.jsonl", "eagle3-log.jsonl"}
-    assert logs | {"answers.jsonl.xz", "head.tar.0", "eagle3.tar.0"} <= archived
+    logs = {
+        "server.log",
+        "states-states.log",
+        "head-log.jsonl",
+        "head-profile.log",
+        "head-al.jsonl",
+        "eagle3-log.jsonl",
+    }
+    assert logs | {"eagle3-log.jsonl", "answers.jsonl.xz", "head.tar.0", "eagle3.tar.0"} <= archived
     with tarfile.open(tmp_path / "head.tar.0") as head:
         head.extractall(tmp_path, filter="data")
     run = tmp_path / "run"
-    for name in ("config.json", "model.safetensors", "edge/model.safetensors"):
+    for name in ("config.json", "edge/model.safetensors"):
         assert (tmp_path / "head" / name).read_bytes() == (run / "checkpoints/best" / name).read_bytes()
+    came, trained = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "head", run / "checkpoints/best")
+    )
+    assert trained.keys() - came.keys() == {"embed_tokens.weight"} and all(came[n].equal(trained[n]) for n in came)
     arms = [train_gpu.trained(run, drafter) for drafter in ("P-EAGLE", "EAGLE-3")]
     assert ["parallel_drafting" in (arm.speculative_config() or {}) for arm in arms] == [True, False]
     rates = [row["lr"]["AdamW"] for row in read_lines(run / "log.jsonl") if "lr" in row]

@@ -129,7 +129,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         def run_real(layer: torch.nn.Module, states: Tensor, attention: RealRows) -> tuple[Tensor, ...]:
             return run(layer, states, attention, positions), *attention.kept
 
-        real = {window: RealRows(documents, window, chunk_rows, states.dtype) for window in set(windows)}
+        real = {window: RealRows(documents, window, chunk_rows, states) for window in set(windows)}
         kept: list[Tensor] = []
         for layer, window in zip(self.layers, windows, strict=True):
             states, *key_value = checkpoint(run_real, layer, states, real[window], use_reentrant=False)
@@ -140,7 +140,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
 
         def mask_chunk(rows: StepRows, mask_row: Tensor, *kept: Tensor) -> Tensor:
             states = mask_row.expand(-1, len(rows.anchor), -1)
-            attention = {window: MaskRows(documents, rows, window, states.dtype) for window in set(windows)}
+            attention = {window: MaskRows(documents, rows, window, states) for window in set(windows)}
             for layer, window, key, value in zip(self.layers, windows, kept[::2], kept[1::2], strict=True):
                 states = run(layer, states, attention[window].on(key, value), rows.position)
             return part(states, rows)

@@ -8,12 +8,12 @@ speculators' layers call attention through transformers' ``AttentionInterface``;
 mask that a layer is given is then a function, (module, query, key, value, **options) -> [1, rows, heads, head_dim].
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from speculators.models.peagle.attention import create_peagle_mask_mod
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -59,66 +59,142 @@ class Documents:
         self.first = (ends - counts).repeat_interleave(counts)
         self.spans = list(zip((ends - counts).tolist(), ends.tolist(), strict=True))
 
-    def bias(self, start: int, stop: int, rows: StepRows, window: int | None, dtype: torch.dtype) -> Tensor:
-        """0 where ``rows`` attend, else -inf: to real rows start..stop and themselves, [1, 1, n, stop-start + n]."""
-        real = torch.arange(start, stop, device=self.ids.device)
-        anchor = torch.cat([real, rows.anchor])
-        depth = torch.cat([torch.zeros_like(real), rows.depth])
-        sees = create_peagle_mask_mod(anchor, depth, self.ids, window)
-        key = torch.arange(len(anchor), device=self.ids.device)
-        seen = sees(None, None, key[len(real) :, None], key)
-        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))[None, None]
+
+Run = tuple[int, int]  # the first and one past the last
+Segment = tuple[Run, Run]  # of rows, and of the real positions that they may attend to
+
+
+class Segments:
+    """Attention of all rows, segments of like sizes at once: each is padded to the longest of its batch.
+
+    Args:
+        segments: of which each row is in one.
+        sees: whether rows [n, rows, 1] attend to real positions [n, 1, keys]; None: a segment's keys are its rows, and
+            each attends to those before it.
+        own: whether rows [n, rows, 1] attend to rows [n, 1, rows], where these are keys too, behind the real ones.
+        num_real: how many keys are real.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        like: Tensor,
+        sees: Callable[[Tensor, Tensor], Tensor] | None = None,
+        own: Callable[[Tensor, Tensor], Tensor] | None = None,
+        num_real: int = 0,
+    ):
+        self.batches: list[tuple[Tensor, Tensor, Tensor | None]] = []  # rows, keys, bias
+        place, num_places = torch.zeros(max(stop for (_, stop), _ in segments), dtype=torch.int64), 0
+        for batch in _of_like_sizes(segments, own is not None):
+            padded = [index for runs in zip(*batch, strict=True) for index in _padded(runs)]
+            rows, in_rows = padded[:2]
+            place[rows[in_rows]] = num_places + in_rows.flatten().nonzero()[:, 0]
+            num_places += rows.numel()
+            rows, in_rows, keys, in_keys = (index.to(like.device) for index in padded)
+            bias = None
+            if sees:
+                seen = sees(rows[:, :, None], keys[:, None]) & in_keys[:, None]
+                if own:
+                    seen = torch.cat([seen, own(rows[:, :, None], rows[:, None]) & in_rows[:, None]], dim=-1)
+                    keys = torch.cat([keys, rows + num_real], dim=1)
+                bias = like.new_zeros(seen.shape).masked_fill_(~seen, float("-inf"))[:, None]
+            self.batches.append((rows, keys, bias))
+        self.place = place.to(like.device)  # of each row, in the batches' output
+
+    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Of [1, heads, rows or keys, head_dim] each, [1, rows, heads, head_dim]."""
+
+        def take(tensor: Tensor, index: Tensor) -> Tensor:
+            return tensor[0].index_select(1, index.flatten()).unflatten(1, index.shape).transpose(0, 1)
+
+        outputs = [
+            sdpa_attention_forward(module, take(query, rows), take(key, keys), take(value, keys), bias, **options)[0]
+            for rows, keys, bias in self.batches
+        ]
+        return torch.cat([output.flatten(0, 1) for output in outputs]).index_select(0, self.place)[None]
+
+
+def _of_like_sizes(segments: Sequence[Segment], rows_are_keys: bool) -> Iterator[list[Segment]]:
+    """``segments`` by size, in batches whose padding takes no more than they do."""
+
+    def size(segment: Segment) -> tuple[int, int]:
+        rows, keys = (stop - start for start, stop in segment)
+        return rows, keys + rows * rows_are_keys
+
+    batch: list[Segment] = []
+    for segment in sorted(segments, key=size, reverse=True):
+        more = [*batch, segment]
+        rows, keys = zip(*map(size, more), strict=True)
+        if len(more) * max(rows) * max(keys) > 2 * sum(map(operator.mul, rows, keys)):
+            yield batch
+            more = [segment]
+        batch = more
+    yield batch
+
+
+def _padded(runs: Sequence[Run]) -> tuple[Tensor, Tensor]:
+    """Indices of runs from start to stop, [runs, longest], the last one repeated, and which are in their run."""
+    starts, stops = torch.tensor(runs).T[:, :, None]
+    index = starts + torch.arange(int((stops - starts).max()))
+    return index.minimum(stops - 1), index < stops
 
 
 class RealRows:
     """Attention among the real rows, document by document; ``kept`` is the keys and values of the last call.
 
-    A document needs no bias where no window cuts it; else its rows go in blocks of ``chunk_rows``, so that nothing is
-    as large as the square of a document.
+    Where a window cuts a document, its rows go in blocks of ``chunk_rows``, so that nothing is as large as the square
+    of a document.
     """
 
-    def __init__(self, documents: Documents, window: int | None, chunk_rows: int, dtype: torch.dtype):
+    def __init__(self, documents: Documents, window: int | None, chunk_rows: int, like: Tensor):
         self.kept: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
-        self.blocks: list[tuple[slice, slice, Tensor | None]] = []  # rows, keys, bias
-        biases: dict[tuple[int, int], Tensor] = {}  # inside a document only the two lengths matter
-        for start, stop in documents.spans:
-            if window is None or stop - start <= window:
-                self.blocks.append((slice(start, stop), slice(start, stop), None))
-                continue
-            for row in range(start, stop, chunk_rows):
-                end, key = min(row + chunk_rows, stop), max(start, row - window + 1)
-                if (row - key, end - row) not in biases:
-                    anchor = torch.arange(row, end, device=documents.ids.device)
-                    rows = StepRows(anchor, torch.zeros_like(anchor))
-                    biases[row - key, end - row] = documents.bias(key, row, rows, window, dtype)
-                self.blocks.append((slice(row, end), slice(key, end), biases[row - key, end - row]))
+        if window is None:
+            self.segments = Segments([(span, span) for span in documents.spans], like)
+            return
+        blocks = [
+            ((row, min(row + chunk_rows, stop)), (max(start, row - window + 1), min(row + chunk_rows, stop)))
+            for start, stop in documents.spans
+            for row in range(start, stop, chunk_rows)
+        ]
+        self.segments = Segments(blocks, like, lambda row, key: (key <= row) & (key > row - window))
 
     def __call__(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         self.kept = key, value
-        parts = [
-            sdpa_attention_forward(module, query[:, :, rows], key[:, :, keys], value[:, :, keys], bias, **options)[0]
-            for rows, keys, bias in self.blocks
-        ]
-        return torch.cat(parts, dim=1)
+        return self.segments.attend(module, query, key, value, **options)
 
 
 class MaskRows:
     """Attention of one chunk of mask rows: on the real rows' keys and values of the layer, and on the chunk's own."""
 
-    def __init__(self, documents: Documents, rows: StepRows, window: int | None, dtype: torch.dtype):
-        self.start, self.stop = int(documents.first[rows.anchor[0]]), int(rows.anchor[-1]) + 1
-        if window is not None:  # an anchor is seen by its rows outside the window too
-            in_window = int(rows.position.min()) - window + 1
-            self.start = max(self.start, min(in_window, int(rows.anchor[0])))
-        self.bias = documents.bias(self.start, self.stop, rows, window, dtype)
+    def __init__(self, documents: Documents, rows: StepRows, window: int | None, like: Tensor):
+        first = documents.first[rows.anchor]
+        counts = first.unique_consecutive(return_counts=True)[1]
+        stops = counts.cumsum(0)
+        ends = torch.stack(
+            [stops - counts, stops, first[stops - 1], rows.anchor[stops - counts], rows.anchor[stops - 1]]
+        )
+        # Its rows see an anchor outside the window, too.
+        reach = len(documents.ids) if window is None else max(0, window - 2)
+        segments = [
+            ((start, stop), (max(first, anchor - reach), last + 1))
+            for start, stop, first, anchor, last in ends.T.tolist()
+        ]
+
+        def sees(row: Tensor, key: Tensor) -> Tensor:
+            seen = key <= rows.anchor[row]
+            return seen if window is None else seen & ((key > rows.position[row] - window) | (key == rows.anchor[row]))
+
+        def own(row: Tensor, key: Tensor) -> Tensor:
+            return (rows.anchor[row] == rows.anchor[key]) & (rows.depth[row] >= rows.depth[key])
+
+        self.segments = Segments(segments, like, sees, own, len(documents.ids))
 
     def on(self, kept_key: Tensor, kept_value: Tensor) -> Callable[..., Tensor]:
         """The attention of a layer whose real rows have these keys and values, [1, heads, N, head_dim]."""
 
         def attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-            key = torch.cat([kept_key[:, :, self.start : self.stop], key], dim=2)
-            value = torch.cat([kept_value[:, :, self.start : self.stop], value], dim=2)
-            return sdpa_attention_forward(module, query, key, value, self.bias, **options)[0]
+            key, value = torch.cat([kept_key, key], dim=2), torch.cat([kept_value, value], dim=2)
+            return self.segments.attend(module, query, key, value, **options)
 
         return attention
 
