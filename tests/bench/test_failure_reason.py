@@ -1,7 +1,11 @@
 """Why a process ended, out of logs as vLLM writes them; test_sweep.py has more such."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from peagle_tools.shared.processes import failure_reason, how_it_ended
@@ -35,3 +39,25 @@ def test_failure_reason(name: str, tmp_path: Path) -> None:
 
 def test_how_it_ended() -> None:
     assert [how_it_ended(status) for status in (1, -9)] == ["exit status 1", "killed by SIGKILL"]
+
+
+def test_what_loses_a_sigterm_is_killed_after_its_parent(tmp_path: Path) -> None:
+    """As vLLM loses one that comes while its engine starts."""
+    deaf = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
+    starts = f"""
+import sys, time
+from pathlib import Path
+from peagle_tools.shared import processes
+
+processes.PATIENCE = 0.1
+processes.start([sys.executable, "-c", {deaf!r}], cwd=Path.cwd(), env={{}}, log=Path({str(tmp_path / "log")!r}))
+time.sleep(60)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", starts])
+    while not (pid := (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""):
+        assert parent.poll() is None
+        time.sleep(0.1)
+    child = psutil.Process(int(pid))
+    parent.kill()
+    parent.wait()
+    assert not psutil.wait_procs([child], 20)[1]

@@ -14,15 +14,26 @@ import psutil
 
 # A process that is killed outright (SIGKILL, out of memory) cannot end what it started. So a child requests SIGTERM for
 # the end of its parent (PR_SET_PDEATHSIG is 1), makes sure that the parent is still there, and becomes the command.
+# vLLM loses a SIGTERM that comes while its engine starts: after some time a watcher kills the child's whole group.
 # Standard library only: importing this package would take longer than all the rest.
 DIE_WITH_PARENT = """\
-import ctypes, os, signal, sys
+import ctypes, os, signal, sys, time
+parent, patience, command = sys.argv[1], float(sys.argv[2]), os.getpid()
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() != int(sys.argv[1]):
+if str(os.getppid()) != parent:
     sys.exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
+if sys.platform == "linux" and os.fork() == 0:
+    try:
+        while open(f"/proc/{command}/stat").read().rpartition(")")[2].split()[1] == parent:
+            time.sleep(1)
+    except OSError:
+        os._exit(0)
+    time.sleep(patience)
+    os.killpg(command, signal.SIGKILL)
+os.execvp(sys.argv[3], sys.argv[3:])
 """
+PATIENCE = 20  # seconds from SIGTERM to SIGKILL
 
 
 def end_with_parent(parent: int) -> None:
@@ -42,7 +53,7 @@ def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -
     log.write_bytes(b"")
     with log.open("ab") as out:
         return psutil.Popen(
-            [sys.executable, "-S", "-E", "-c", DIE_WITH_PARENT, str(os.getpid()), *command],
+            [sys.executable, "-S", "-E", "-c", DIE_WITH_PARENT, str(os.getpid()), str(PATIENCE), *command],
             cwd=cwd,
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
@@ -52,7 +63,7 @@ def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -
         )
 
 
-def end(process: psutil.Popen, patience: float = 20) -> None:
+def end(process: psutil.Popen, patience: float = PATIENCE) -> None:
     """End a process and its whole group: SIGTERM, after ``patience`` seconds SIGKILL. Returns when none is left."""
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 10)):
         if members := _group(process):
