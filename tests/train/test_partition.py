@@ -91,6 +91,27 @@ def test_no_tensor_grows_with_depths_or_with_the_square_of_tokens(sliding: str) 
     assert largest(sliding, 1024, 3) < 2.1 * largest(sliding, 512, 3)
 
 
+class Attentions(TorchDispatchMode):
+    """How often attention is called."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.calls += str(func).startswith("aten._scaled_dot_product") and "backward" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_documents_of_like_sizes_attend_at_once() -> None:
+    """Else launches bound a step on a GPU."""
+    counts, all_rows = [], {"down_sample_ratio": 1.0, "down_sample_ratio_min": 1.0}
+    for documents in ([8, 7], [8, 7] * 10):
+        given = batch(documents, [i for i in range(sum(documents)) if i % 15 not in (0, 8)], torch.float32)
+        with Attentions() as attentions:
+            step(pair(Shape())[1], given, 0, num_depths=4, chunk_rows=999, loss_config=LOSS, **all_rows)
+        counts.append(attentions.calls)
+    assert counts[0] == counts[1] > 0
+
+
 def test_checkpoints_are_the_librarys(tmp_path: Path) -> None:
     heads = pair(Shape())
     for name, head in zip(("flat", "parts"), heads, strict=True):
