@@ -24,13 +24,14 @@ if sys.platform == "linux":
 if str(os.getppid()) != parent:
     sys.exit(1)
 if sys.platform == "linux" and os.fork() == 0:
+    os.setpgid(0, 0)  # nobody who ends the group waits for the watcher
     try:
         while open(f"/proc/{command}/stat").read().rpartition(")")[2].split()[1] == parent:
             time.sleep(1)
-    except OSError:
+        time.sleep(patience)
+        os.killpg(command, signal.SIGKILL)
+    finally:  # also where the command has ended
         os._exit(0)
-    time.sleep(patience)
-    os.killpg(command, signal.SIGKILL)
 os.execvp(sys.argv[3], sys.argv[3:])
 """
 PATIENCE = 20  # seconds from SIGTERM to SIGKILL
