@@ -38,7 +38,7 @@ from peagle_tools.train.pipeline import STEPS, do
 
 # Shares of the time, in seconds: the target's prompts, its answers, the steps of each head.
 PROMPTS_SECONDS, ANSWERS_SECONDS = (25, 60) if HAS_GPU else (300, 300)
-STEPS_SECONDS, EAGLE3_SECONDS = (210, 120) if HAS_GPU else (0, 0)
+STEPS_SECONDS, EAGLE3_SECONDS = (270, 120) if HAS_GPU else (0, 0)
 FIRST_STEPS = 30 if HAS_GPU else 2  # of the last third of these the speed says how many there are
 # Steps of its two optimizers, one after the other, before a profile is taken, and in it: long before the last third.
 PROFILED = (30, 6) if HAS_GPU else (0, 1)
@@ -64,7 +64,7 @@ SETTINGS: dict[str, Any] = (
             "concurrency": 512,
         },
         "head": {"layers": 4, "depths": 8, "draft_vocab": 8192, "init": "target"},
-        "step": {"tokens": 16384, "cod": [0.6, 0.15], "chunk_rows": 16384},
+        "step": {"tokens": 24576, "cod": [0.6, 0.15], "chunk_rows": 65536},  # launches bound it
         "engine": {"max_model_len": 2048, "max_num_seqs": 512, "gpu_memory_utilization": 0.5, **ENGINE},
     }
     if HAS_GPU
@@ -86,9 +86,9 @@ SETTINGS |= {
     "selector": {"rank": 64},
     "optimizer": {"name": "muon", "lr": 1e-3, "steps": FIRST_STEPS},
     "speculators": {
-        "muon_lr": 0.01,
+        "muon_lr": 0.015 if HAS_GPU else 0.01,  # larger steps than those of models/real
         "embed_requires_grad": False,
-        "num_workers": 4 if HAS_MEMORY else 0,
+        "num_workers": 8 if HAS_MEMORY else 0,
         "log_freq": 1,
         "loss_implementation": "eager",
     },
