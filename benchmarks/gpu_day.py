@@ -15,7 +15,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from benchmarks import arms, rung1, rung2, rung3, rung4
+from benchmarks import arms, rung1, rung2, rung3, rung4, train_gpu
 from benchmarks.page import page, result
 from benchmarks.parts import run_parts
 from peagle_tools.shared.atomic_files import write_whole
@@ -43,6 +43,8 @@ def main() -> int:
     state = run_parts(
         [[part for part in group if part.name in chosen] for group in groups], folder, args.seconds - RESERVE
     )
+    if rung is rung3:
+        train_gpu.bring_back(folder)
     text = page(rung, every, folder, state)
     write_whole(folder / f"page-{args.rung}.txt", text)
     write_whole(folder / f"rung-{args.rung}.json", result(rung, every, folder))

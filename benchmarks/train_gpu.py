@@ -38,12 +38,12 @@ from peagle_tools.train.pipeline import STEPS, do
 
 # Shares of the time, in seconds: the target's prompts, its answers, the steps of each head.
 PROMPTS_SECONDS, ANSWERS_SECONDS = (25, 60) if HAS_GPU else (300, 300)
-STEPS_SECONDS, EAGLE3_SECONDS = (270, 120) if HAS_GPU else (0, 0)
+STEPS_SECONDS, EAGLE3_SECONDS = (385, 120) if HAS_GPU else (0, 0)
 FIRST_STEPS = 30 if HAS_GPU else 2  # of the last third of these the speed says how many there are
 # Steps of its two optimizers, one after the other, before a profile is taken, and in it: long before the last third.
 PROFILED = (30, 6) if HAS_GPU else (0, 1)
 FEWEST_STEPS, MEASURED = (12, 4) if HAS_GPU else (4, 2)  # steps; how often acceptance is measured
-MOST_TOKENS = 24e6  # of answers that a head sees: 20 million are the goal; EAGLE-3 sees no more than P-EAGLE
+MOST_TOKENS = 20.2e6  # of answers that a head sees: 20 million are the goal; EAGLE-3 sees no more than P-EAGLE
 K = 7 if HAS_GPU else 4
 PIECE = 15 << 20  # bytes of a file that comes back
 # Answers of the same target from elsewhere, rows of answers.jsonl; several such files may be joined.
@@ -88,7 +88,7 @@ SETTINGS |= {
     "speculators": {
         "muon_lr": 0.015 if HAS_GPU else 0.01,  # larger steps than those of models/real
         "embed_requires_grad": False,
-        "num_workers": 8 if HAS_MEMORY else 0,
+        "num_workers": 4 if HAS_MEMORY else 0,
         "log_freq": 1,
         "loss_implementation": "eager",
     },
@@ -154,27 +154,21 @@ def states(place: str) -> Iterator[dict[str, Any]]:
     except TryAgain as error:
         print(error, flush=True)
         do("states", config)
-    finally:
-        keep_logs(config.run, place, "states")
     yield stages.keep("states", since)
 
 
 def train(place: str) -> Iterator[dict[str, Any]]:
-    """A P-EAGLE head, which comes back: cells of its steps, and one for each time that acceptance was measured."""
+    """A P-EAGLE head: cells of its steps, and one for each time that acceptance was measured."""
     config, stages = begin(place, after="states")
-    try:
-        yield from learn(config, stages, partial(do, "run"), STEPS_SECONDS, MOST_TOKENS)
-        for row in read_lines(config.run / "al.jsonl"):
-            if row["K"] == max(config.ks) and row["how"] == "replay":
-                seen = round(row["step"] * stages["data"]["a step"])
-                yield {"tokens seen": seen, "K": row["K"], "AL, held out": row["al"]}
-    finally:
-        keep_logs(config.run, place, "head")
-        keep_head(config.run / "checkpoints/best", came_back(place) / "head.tar")
+    yield from learn(config, stages, partial(do, "run"), STEPS_SECONDS, MOST_TOKENS)
+    for row in read_lines(config.run / "al.jsonl"):
+        if row["K"] == max(config.ks) and row["how"] == "replay":
+            seen = round(row["step"] * stages["data"]["a step"])
+            yield {"tokens seen": seen, "K": row["K"], "AL, held out": row["al"]}
 
 
 def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
-    """An EAGLE-3 head from the same documents, which comes back: cells of its steps."""
+    """An EAGLE-3 head from the same documents: cells of its steps."""
     config, stages = begin(place, after="run")
     from benchmarks import train_eagle3 as library  # needs speculators, which other rungs do without
 
@@ -182,12 +176,7 @@ def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
     config.run.mkdir(exist_ok=True)
     if not config.data_folder.exists():
         config.data_folder.symlink_to(config.run.parent / "data")
-    try:
-        most = stages["run"]["tokens"]
-        yield from learn(config, stages, library.train_eagle3, EAGLE3_SECONDS, most, "EAGLE-3: ")
-    finally:
-        keep_logs(config.run, place, EAGLE3)
-        keep_head(newest(config.run), came_back(place) / f"{EAGLE3}.tar")
+    yield from learn(config, stages, library.train_eagle3, EAGLE3_SECONDS, stages["run"]["tokens"], "EAGLE-3: ")
 
 
 def check(place: str) -> Iterator[dict[str, Any]]:
@@ -280,8 +269,8 @@ def profiled(file: Path) -> Iterator[None]:
             yield
     finally:
         hook.remove()
-    by = "self_cuda_time_total" if HAS_GPU else "self_cpu_time_total"
-    file.write_text(profiler.key_averages().table(sort_by=by, row_limit=40))
+    by = ["self_cpu_time_total", *["self_cuda_time_total"] * HAS_GPU]
+    file.write_text("\n".join(profiler.key_averages().table(sort_by=key, row_limit=40) for key in by))
 
 
 def steps_of(config: Config) -> list[dict[str, Any]]:
@@ -357,20 +346,28 @@ def tokens_of(config: Config) -> dict[str, Any]:
     return {"tokens": tokens, "a step": round(tokens / len(packed))}
 
 
-def keep_logs(run: Path, place: str, name: str) -> None:
-    """Copy the logs of a run to the folder of ``place``, as NAME-LOG."""
-    for pattern in ("stages.jsonl", "al.jsonl", "log.jsonl", "profile.log", "logs/*.log"):
-        for log in run.glob(pattern):
-            shutil.copy(log, Path(place).with_name(f"{name}-{log.name}"))
+def bring_back(folder: Path) -> None:
+    """Copy logs and heads of a run, also of one that was cut off, to the folder of results; heads to $OUT if set.
+
+    A head that came back in a call before does not again: both of them are more than one call may bring.
+    """
+    place = str(folder / "place")
+    run = run_folder(place)
+    for name, of, head in (("head", run, run / "checkpoints/best"), (EAGLE3, run / EAGLE3, newest(run / EAGLE3))):
+        for pattern in ("stages.jsonl", "al.jsonl", "log.jsonl", "profile.log", "logs/*.log"):
+            for log in of.glob(pattern):
+                shutil.copy(log, folder / f"{name}-{log.name}")
+        came = folder / f"{name}.came"
+        if head.exists() and not (came.exists() and came.read_text() == str(head.resolve())):
+            keep_head(head, came_back(place) / f"{name}.tar")
+            came.write_text(str(head.resolve()))
 
 
 def keep_head(head: Path, to: Path) -> None:
-    """Write what vLLM reads of a head, if it is there, to files of 15 MiB, TO.0, TO.1, ...: ``cat TO.* | tar x``.
+    """Write what vLLM reads of a head to files of 15 MiB, TO.0, TO.1, ...: ``cat TO.* | tar x``.
 
     Its embeddings, which are the target's, are left out.
     """
-    if not head.exists():
-        return
     whole, weights = io.BytesIO(), load_file(head / "model.safetensors")
     weights.pop("embed_tokens.weight", None)
     with tarfile.open(fileobj=whole, mode="w") as archive:

@@ -1,6 +1,7 @@
 """The documents that a head is trained on and their hidden states, checked before the first step."""
 
 import json
+import multiprocessing
 from argparse import Namespace
 from inspect import signature
 from typing import Any
@@ -56,7 +57,12 @@ def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, Dat
         "train_data_ratio": (len(rows) - config.data.held_out + 0.5) / len(rows),  # which it rounds down
     }
     names = signature(dataloader.create_train_val_loaders).parameters
-    return dataloader.create_train_val_loaders(**{name: options[name] for name in names if name in options})
+    made = dataloader.create_train_val_loaders(**{name: options[name] for name in names if name in options})
+    multiprocessing.set_forkserver_preload([__name__])
+    for loader in made:
+        if loader.num_workers:  # spawned workers import torch each: 20 s on a GPU host, for each of the two
+            loader.multiprocessing_context = "forkserver"
+    return made
 
 
 def read_rows(config: Config) -> Dataset:
