@@ -41,7 +41,7 @@ def parts() -> list[list[Part]]:
     return [
         [step("answers", train_gpu.answers)],
         [step("states", train_gpu.states)],
-        [step("train P-EAGLE", train_gpu.train, 540)],
+        [step("train P-EAGLE", train_gpu.train, 440)],
         [step("train EAGLE-3", train_gpu.train_eagle3, 300)],
         [*ours, acceptance("EAGLE-3")],
         [step("check", train_gpu.check, 200)],

@@ -1,5 +1,6 @@
 """An EAGLE-3 head by speculators' own trainer, from the data of a P-EAGLE head: what that is compared with."""
 
+import time
 from functools import partial
 from logging import Handler, LogRecord, getLogger
 from pathlib import Path
@@ -33,7 +34,7 @@ def train_eagle3(config: Config) -> Path:
     """Train as peagle.yaml says, from random weights, the target's last layer or a head; the folder of the head.
 
     It continues from its last checkpoint, whose weights and moments speculators rounds to bfloat16. log.jsonl has a
-    line {"step", "tokens/s", "loss", "peak_gb"} for each step.
+    line {"step", "tokens/s", "loss", "peak_gb", "time"} for each step that is logged.
     """
 
     class Trainer(cli.Trainer):
@@ -94,4 +95,5 @@ def _note_step(file: Path, record: LogRecord) -> None:
     if isinstance(record.msg, dict) and "train" in record.msg:
         line = {"step": record.msg["global_step"] + 1, "tokens/s": round(record.msg["profile"]["tokens_per_s"])}
         line |= {"loss": record.msg["train"]["loss"], "peak_gb": round(peak_memory() / 2**30, 2)}
+        line["time"] = round(time.time(), 2)
         add_line(file, line)

@@ -12,7 +12,6 @@ import lzma
 import os
 import shutil
 import signal
-import statistics
 import sys
 import tarfile
 import time
@@ -38,10 +37,10 @@ from peagle_tools.train.pipeline import STEPS, do
 
 # Shares of the time, in seconds: the target's prompts, its answers, the steps of each head.
 PROMPTS_SECONDS, ANSWERS_SECONDS = (25, 60) if HAS_GPU else (300, 300)
-STEPS_SECONDS, EAGLE3_SECONDS = (385, 120) if HAS_GPU else (0, 0)
-FIRST_STEPS = 30 if HAS_GPU else 2  # of the last third of these the speed says how many there are
-# Steps of its two optimizers, one after the other, before a profile is taken, and in it: long before the last third.
-PROFILED = (30, 6) if HAS_GPU else (0, 1)
+STEPS_SECONDS, EAGLE3_SECONDS = (270, 120) if HAS_GPU else (0, 0)
+FIRST_STEPS = 31 if HAS_GPU else 2  # the speed of the last of these says how many there are
+# Steps of its two optimizers, one after the other, before a profile is taken, and in it: before these.
+PROFILED = (8, 6) if HAS_GPU else (0, 1)
 FEWEST_STEPS, MEASURED = (12, 4) if HAS_GPU else (4, 2)  # steps; how often acceptance is measured
 MOST_TOKENS = 20.2e6  # of answers that a head sees: 20 million are the goal; EAGLE-3 sees no more than P-EAGLE
 K = 7 if HAS_GPU else 4
@@ -89,7 +88,7 @@ SETTINGS |= {
         "muon_lr": 0.015 if HAS_GPU else 0.01,  # larger steps than those of models/real
         "embed_requires_grad": False,
         "num_workers": 4 if HAS_MEMORY else 0,
-        "log_freq": 1,
+        "log_freq": 10 if HAS_GPU else 1,  # a step that is logged waits for the GPU six times
         "loss_implementation": "eager",
     },
 }
@@ -244,17 +243,19 @@ def learn(
         since = time.monotonic()
         with profiled(config.run / "profile.log"):
             run(config)
-        rate = statistics.median(row["tokens/s"] for row in steps_of(config)[-max(1, FIRST_STEPS // 3) :])
-        steps = min(seconds * rate / config.step.tokens, most / stages["data"]["a step"])
+        rows = steps_of(config)
+        rate = steps_per_second(rows[(len(rows) - 1) // 2 :])
+        steps = min(seconds * rate, most / stages["data"]["a step"])
         shutil.rmtree(config.run / "checkpoints")
         for log in ("log.jsonl", "al.jsonl"):
             (config.run / log).unlink(missing_ok=True)
+        rate = round(rate * config.step.tokens)
         yield stages.keep(f"{name}first steps", since, rate=rate, steps=max(FEWEST_STEPS, int(steps)))
     steps, since = stages[f"{name}first steps"]["steps"], time.monotonic()
     run(changed(config, optimizer={"steps": steps}, every={"replay": -(-steps // MEASURED), "checkpoint": steps}))
     rows = steps_of(config)
     facts = {"tokens": round(steps * stages["data"]["a step"]), "steps": steps}
-    facts |= {"rate": round(statistics.median(row["tokens/s"] for row in rows)), "loss": rows[-1]["loss"]}
+    facts |= {"rate": round(steps_per_second(rows) * config.step.tokens), "loss": rows[-1]["loss"]}
     yield stages.keep(f"{name}run", since, **facts, **{"peak GB": rows[-1]["peak_gb"]})
 
 
@@ -276,6 +277,11 @@ def profiled(file: Path) -> Iterator[None]:
 def steps_of(config: Config) -> list[dict[str, Any]]:
     """The lines of log.jsonl that are of steps."""
     return [row for row in read_lines(config.run / "log.jsonl") if "tokens/s" in row]
+
+
+def steps_per_second(rows: list[dict[str, Any]]) -> float:
+    """From the first to the last of these lines of log.jsonl."""
+    return (rows[-1]["step"] - rows[0]["step"]) / (rows[-1]["time"] - rows[0]["time"])
 
 
 def changed(config: Config, **keys: Any) -> Config:

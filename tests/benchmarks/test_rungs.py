@@ -94,7 +94,8 @@ def test_training_goes_on(tmp_path: Path) -> None:
     _, stages = train_gpu.begin(str(tmp_path / "x"))
     stages.keep("data", 0, **{"a step": 50})
     stages.keep("first steps", 0, steps=20)
-    (tmp_path / "run/log.jsonl").write_text('{"tokens/s": 3, "loss": 2, "peak_gb": 1}\n')
+    lines = [{"step": step, "time": step, "tokens/s": 3, "loss": 2, "peak_gb": 1} for step in (1, 20)]
+    write_lines(tmp_path / "run/log.jsonl", lines)
     (config, stages), ran = train_gpu.begin(str(tmp_path / "x"), after="data"), list[Config]()
     (cell,) = train_gpu.learn(config, stages, ran.append, seconds=10, most=1e6)
     assert [config.optimizer.steps for config in ran] == [20]
@@ -119,13 +120,14 @@ def test_heads_come_back_from_parts_that_were_cut_off(tmp_path: Path) -> None:
 
 
 def test_steps_fill_their_share_of_the_time_or_see_all_tokens(tmp_path: Path) -> None:
-    """Their number follows from the speed of the last of the first steps."""
+    """Their number follows from the time between the last of the first steps that were logged."""
     config, stages = train_gpu.begin(str(tmp_path / "x"))
     stages.keep("data", 0, **{"a step": 100})
 
     def run(_: Config) -> None:
         (config.run / "checkpoints").mkdir(exist_ok=True)
-        write_lines(config.run / "log.jsonl", [{"tokens/s": speed} for speed in (1, 5 * config.step.tokens)])
+        times = {1: 0, 11: 90, 21: 92}
+        write_lines(config.run / "log.jsonl", [{"step": n, "time": t, "tokens/s": 1} for n, t in times.items()])
 
     for most, steps in ((1e6, 50), (3000, 30), (0, train_gpu.FEWEST_STEPS)):
         assert next(train_gpu.learn(config, stages, run, seconds=10, most=most))["steps"] == steps

@@ -142,7 +142,7 @@ def result(file: Path) -> dict[str, Any]:
     last = max(folder.glob("step-*[0-9]"), key=lambda path: int(path.name.split("-")[1]))
     names = ("model.safetensors", "master.safetensors", "optimizer.pt", "scheduler.pt")
     log = [json.loads(line) for line in (config.run / "log.jsonl").read_text().splitlines()]
-    measured = ("tokens/s", "peak_gb", "time")
+    measured = ("tokens/s", "ms", "peak_gb", "time")
     shown = [{key: value for key, value in line.items() if key not in measured} for line in log]
     contents = {name: (last / name).read_bytes() for name in names}
     al = (config.run / "al.jsonl").read_text()

@@ -182,9 +182,11 @@ class Trainer(library.Trainer):
         if not isinstance(record.msg, dict) or "train" not in record.msg:
             return
         line = {"step": record.msg["global_step"] + 1, "lr": record.msg["lr"], **_shown(record.msg["train"])}
-        line["tokens/s"] = round(record.msg["profile"]["tokens_per_s"] * self.world)
+        profile = record.msg["profile"]
+        line["tokens/s"] = round(profile["tokens_per_s"] * self.world)
+        line["ms"] = {name: round(profile[f"{name}_ms"]) for name in ("queue", "h2d", "fwd", "bwd", "opt")}
         line["peak_gb"] = round(peak_memory() / 2**30, 2)
-        line["time"] = round(time.time())
+        line["time"] = round(time.time(), 2)
         add_line(self.log_file, line)
         self.bar.set_postfix({key: line[key] for key in ("loss", "tokens/s", "peak_gb")}, refresh=False)
 
