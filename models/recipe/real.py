@@ -41,7 +41,8 @@ HEADS: dict[str, dict[str, Any]] = {"peagle": {}, "eagle3": EAGLE3}  # the first
 def publish(head: Path, folder: Path) -> None:
     """Put what vLLM reads of ``head`` in ``folder``, without the embeddings, which are the target's own."""
     weights, target = load_file(head / "model.safetensors"), load_file(TARGET / "model.safetensors")
-    if not torch.equal(weights.pop("embed_tokens.weight"), target["model.embed_tokens.weight"]):
+    embeddings = target["model.embed_tokens.weight"]
+    if not torch.equal(weights.pop("embed_tokens.weight", embeddings), embeddings):
         raise SystemExit(f"{head}: its embeddings are not the target's; train with embed_requires_grad: false")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
