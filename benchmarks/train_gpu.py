@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -364,9 +365,13 @@ def bring_back(folder: Path) -> None:
             for log in of.glob(pattern):
                 shutil.copy(log, folder / f"{name}-{log.name}")
         came = folder / f"{name}.came"
-        if head.exists() and not (came.exists() and came.read_text() == str(head.resolve())):
+        if not head.exists() or (came.exists() and came.read_text() == str(head.resolve())):
+            continue
+        try:
             keep_head(head, came_back(place) / f"{name}.tar")
             came.write_text(str(head.resolve()))
+        except (OSError, SafetensorError) as error:  # killed while it was written
+            print(f"{head}: does not come back: {error}", flush=True)
 
 
 def keep_head(head: Path, to: Path) -> None:

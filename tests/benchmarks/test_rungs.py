@@ -102,7 +102,7 @@ def test_training_goes_on(tmp_path: Path) -> None:
     assert cell["step"] == "run" and cell["tokens"] == 20 * 50
 
 
-def test_heads_come_back_from_parts_that_were_cut_off(tmp_path: Path) -> None:
+def test_heads_come_back_from_parts_that_were_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The best P-EAGLE head and the newest EAGLE-3 head, once, with their logs."""
     for head in ("checkpoints/best", "eagle3/checkpoints/9", "eagle3/checkpoints/10"):
         (tmp_path / "run" / head).mkdir(parents=True)
@@ -115,8 +115,11 @@ def test_heads_come_back_from_parts_that_were_cut_off(tmp_path: Path) -> None:
             weights = archive.extractfile("head/model.safetensors")
             assert weights and load(weights.read()).keys() == {head}
         (tmp_path / f"{name}.tar.0").unlink()
+    half = tmp_path / "run/eagle3/checkpoints/11/model.safetensors"
+    half.parent.mkdir()
+    half.write_bytes(b"cut off")
     train_gpu.bring_back(tmp_path)
-    assert not [*tmp_path.glob("*.tar.*")]
+    assert not [*tmp_path.glob("*.tar.*")] and "11: does not come back" in capsys.readouterr().out
 
 
 def test_steps_fill_their_share_of_the_time_or_see_all_tokens(tmp_path: Path) -> None:
