@@ -16,6 +16,7 @@ from speculators.train.config import TrainConfig
 
 from benchmarks.train_gpu import newest
 from peagle_tools.train import cpu
+from peagle_tools.train.documents import fork_workers
 from peagle_tools.train.lines import add_line
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.trainer import peak_memory
@@ -42,6 +43,7 @@ def train_eagle3(config: Config) -> Path:
             super().setup_trainer()
             if not torch.accelerator.is_available():
                 self.local_rank = self.device_type = "cpu"
+            fork_workers(self.train_loader, self.val_loader)
             logger.addHandler(handler)  # speculators has cleared those that were there
 
         def train_epoch(self, epoch: int, **options: Any) -> None:

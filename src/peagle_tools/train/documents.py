@@ -58,11 +58,16 @@ def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, Dat
     }
     names = signature(dataloader.create_train_val_loaders).parameters
     made = dataloader.create_train_val_loaders(**{name: options[name] for name in names if name in options})
-    multiprocessing.set_forkserver_preload([__name__])
-    for loader in made:
-        if loader.num_workers:  # spawned workers import torch each: 20 s on a GPU host, for each of the two
-            loader.multiprocessing_context = "forkserver"
+    fork_workers(*made)
     return made
+
+
+def fork_workers(*loaders: DataLoader) -> None:
+    """Let what loads fork from a process that has imported torch; spawned ones import it each, 20 s on a GPU host."""
+    multiprocessing.set_forkserver_preload([__name__])
+    for loader in loaders:
+        if loader.num_workers:
+            loader.multiprocessing_context = "forkserver"
 
 
 def read_rows(config: Config) -> Dataset:
