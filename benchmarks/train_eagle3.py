@@ -96,6 +96,5 @@ def _note_step(file: Path, record: LogRecord) -> None:
     """Write what speculators' trainer logs of a step."""
     if isinstance(record.msg, dict) and "train" in record.msg:
         line = {"step": record.msg["global_step"] + 1, "tokens/s": round(record.msg["profile"]["tokens_per_s"])}
-        line |= {"loss": record.msg["train"]["loss"], "peak_gb": round(peak_memory() / 2**30, 2)}
-        line["time"] = round(time.time(), 2)
+        line |= {"loss": record.msg["train"]["loss"], "peak_gb": round(peak_memory() / 2**30, 2), "time": time.time()}
         add_line(file, line)

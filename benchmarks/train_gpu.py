@@ -40,7 +40,7 @@ from peagle_tools.train.pipeline import STEPS, do
 PROMPTS_SECONDS, ANSWERS_SECONDS = (25, 60) if HAS_GPU else (300, 300)
 STEPS_SECONDS, EAGLE3_SECONDS = (270, 120) if HAS_GPU else (0, 0)
 FIRST_STEPS = 31 if HAS_GPU else 2  # the speed of the last of these says how many there are
-# Steps of its two optimizers, one after the other, before a profile is taken, and in it: before these.
+# Calls of its two optimizers before a profile is taken, and in it: before the steps whose speed counts.
 PROFILED = (8, 6) if HAS_GPU else (0, 1)
 FEWEST_STEPS, MEASURED = (12, 4) if HAS_GPU else (4, 2)  # steps; how often acceptance is measured
 MOST_TOKENS = 20.2e6  # of answers that a head sees: 20 million are the goal; EAGLE-3 sees no more than P-EAGLE
@@ -64,7 +64,7 @@ SETTINGS: dict[str, Any] = (
             "concurrency": 512,
         },
         "head": {"layers": 4, "depths": 8, "draft_vocab": 8192, "init": "target"},
-        "step": {"tokens": 24576, "cod": [0.6, 0.15], "chunk_rows": 65536},  # launches bound it
+        "step": {"tokens": 24576, "cod": [0.6, 0.15], "chunk_rows": 65536},  # few operations: the CPU bounds a step
         "engine": {"max_model_len": 2048, "max_num_seqs": 512, "gpu_memory_utilization": 0.5, **ENGINE},
     }
     if HAS_GPU
@@ -245,18 +245,17 @@ def learn(
         with profiled(config.run / "profile.log"):
             run(config)
         rows = steps_of(config)
-        rate = steps_per_second(rows[(len(rows) - 1) // 2 :])
-        steps = min(seconds * rate, most / stages["data"]["a step"])
+        rate = tokens_per_second(config, rows[(len(rows) - 1) // 2 :])
+        steps = min(seconds * rate / config.step.tokens, most / stages["data"]["a step"])
         shutil.rmtree(config.run / "checkpoints")
         for log in ("log.jsonl", "al.jsonl"):
             (config.run / log).unlink(missing_ok=True)
-        rate = round(rate * config.step.tokens)
         yield stages.keep(f"{name}first steps", since, rate=rate, steps=max(FEWEST_STEPS, int(steps)))
     steps, since = stages[f"{name}first steps"]["steps"], time.monotonic()
     run(changed(config, optimizer={"steps": steps}, every={"replay": -(-steps // MEASURED), "checkpoint": steps}))
     rows = steps_of(config)
     facts = {"tokens": round(steps * stages["data"]["a step"]), "steps": steps}
-    facts |= {"rate": round(steps_per_second(rows) * config.step.tokens), "loss": rows[-1]["loss"]}
+    facts |= {"rate": tokens_per_second(config, rows), "loss": rows[-1]["loss"]}
     yield stages.keep(f"{name}run", since, **facts, **{"peak GB": rows[-1]["peak_gb"]})
 
 
@@ -280,9 +279,10 @@ def steps_of(config: Config) -> list[dict[str, Any]]:
     return [row for row in read_lines(config.run / "log.jsonl") if "tokens/s" in row]
 
 
-def steps_per_second(rows: list[dict[str, Any]]) -> float:
+def tokens_per_second(config: Config, rows: list[dict[str, Any]]) -> int:
     """From the first to the last of these lines of log.jsonl."""
-    return (rows[-1]["step"] - rows[0]["step"]) / (rows[-1]["time"] - rows[0]["time"])
+    first, last = rows[0], rows[-1]
+    return round((last["step"] - first["step"]) * config.step.tokens / (last["time"] - first["time"]))
 
 
 def changed(config: Config, **keys: Any) -> Config:
@@ -356,22 +356,23 @@ def tokens_of(config: Config) -> dict[str, Any]:
 def bring_back(folder: Path) -> None:
     """Copy logs and heads of a run, also of one that was cut off, to the folder of results; heads to $OUT if set.
 
-    A head that came back in a call before does not again: both of them are more than one call may bring.
+    A head is copied once: both of them are more than one call may bring back.
     """
     place = str(folder / "place")
     run = run_folder(place)
-    for name, of, head in (("head", run, run / "checkpoints/best"), (EAGLE3, run / EAGLE3, newest(run / EAGLE3))):
+    eagle3 = run / EAGLE3
+    for name, of_head, head in (("head", run, run / "checkpoints/best"), (EAGLE3, eagle3, newest(eagle3))):
         for pattern in ("stages.jsonl", "al.jsonl", "log.jsonl", "profile.log", "logs/*.log"):
-            for log in of.glob(pattern):
+            for log in of_head.glob(pattern):
                 shutil.copy(log, folder / f"{name}-{log.name}")
-        came = folder / f"{name}.came"
-        if not head.exists() or (came.exists() and came.read_text() == str(head.resolve())):
+        copied = folder / f"{name}.copied"
+        if not head.exists() or (copied.exists() and copied.read_text() == str(head.resolve())):
             continue
         try:
             keep_head(head, came_back(place) / f"{name}.tar")
-            came.write_text(str(head.resolve()))
-        except (OSError, SafetensorError) as error:  # killed while it was written
-            print(f"{head}: does not come back: {error}", flush=True)
+            copied.write_text(str(head.resolve()))
+        except (OSError, SafetensorError) as error:  # its part was killed while it was written
+            print(f"{head}: is not brought back, for it cannot be read: {error}", flush=True)
 
 
 def keep_head(head: Path, to: Path) -> None:

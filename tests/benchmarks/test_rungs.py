@@ -119,7 +119,7 @@ def test_heads_come_back_from_parts_that_were_cut_off(tmp_path: Path, capsys: py
     half.parent.mkdir()
     half.write_bytes(b"cut off")
     train_gpu.bring_back(tmp_path)
-    assert not [*tmp_path.glob("*.tar.*")] and "11: does not come back" in capsys.readouterr().out
+    assert not [*tmp_path.glob("*.tar.*")] and "11: is not brought back" in capsys.readouterr().out
 
 
 def test_steps_fill_their_share_of_the_time_or_see_all_tokens(tmp_path: Path) -> None:

@@ -57,13 +57,13 @@ def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, Dat
         "train_data_ratio": (len(rows) - config.data.held_out + 0.5) / len(rows),  # which it rounds down
     }
     names = signature(dataloader.create_train_val_loaders).parameters
-    made = dataloader.create_train_val_loaders(**{name: options[name] for name in names if name in options})
-    fork_workers(*made)
-    return made
+    pair = dataloader.create_train_val_loaders(**{name: options[name] for name in names if name in options})
+    fork_workers(*pair)
+    return pair
 
 
 def fork_workers(*loaders: DataLoader) -> None:
-    """Let what loads fork from a process that has imported torch; spawned ones import it each, 20 s on a GPU host."""
+    """Fork the loaders' processes from one that has imported torch: spawned ones import it, 20 s on a GPU host."""
     multiprocessing.set_forkserver_preload([__name__])
     for loader in loaders:
         if loader.num_workers:
