@@ -55,6 +55,8 @@ def test_what_a_run_writes(undisturbed: tuple[Path, dict[str, Any]]) -> None:
     assert [line["step"] for line in ended["log"] if "held_out" in line] == [6, 12]
     assert trained[-1]["loss"] < trained[0]["loss"] and trained[-1]["selector_loss"] > 0
     assert len(trained[0]["accuracy"]) == 3
+    phases = json.loads((folder.parents[1] / "log.jsonl").read_text().partition("\n")[0])["ms"]
+    assert phases.keys() == {"queue", "h2d", "fwd", "bwd", "opt"} and phases["fwd"] > 0
     assert not (folder / "config.py").exists() and "auto_map" not in (folder / "config.json").read_text()
     weights, master = load_file(folder / "model.safetensors"), load_file(folder / "master.safetensors")
     selector = load_file(folder / "edge/model.safetensors")
