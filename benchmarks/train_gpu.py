@@ -36,14 +36,14 @@ from peagle_tools.train.lines import add_line, read_lines, write_lines
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.pipeline import STEPS, do
 
-# Shares of the time, in seconds: the target's prompts, its answers, the steps of each head.
+# Shares of the time, in seconds: the target's prompts, its answers, the steps of both heads, side by side.
 PROMPTS_SECONDS, ANSWERS_SECONDS = (25, 60) if HAS_GPU else (300, 300)
-STEPS_SECONDS, EAGLE3_SECONDS = (270, 120) if HAS_GPU else (0, 0)
+STEPS_SECONDS = 380 if HAS_GPU else 0
 FIRST_STEPS = 31 if HAS_GPU else 2  # the speed of the last of these says how many there are
 # Calls of its two optimizers before a profile is taken, and in it: before the steps whose speed counts.
 PROFILED = (8, 6) if HAS_GPU else (0, 1)
 FEWEST_STEPS, MEASURED = (12, 4) if HAS_GPU else (4, 2)  # steps; how often acceptance is measured
-MOST_TOKENS = 20.2e6  # of answers that a head sees: 20 million are the goal; EAGLE-3 sees no more than P-EAGLE
+MOST_TOKENS = 20.2e6  # of answers that a head sees: 20 million are the goal
 K = 7 if HAS_GPU else 4
 PIECE = 15 << 20  # bytes of a file that comes back
 # Answers of the same target from elsewhere, rows of answers.jsonl; several such files may be joined.
@@ -160,7 +160,7 @@ def states(place: str) -> Iterator[dict[str, Any]]:
 def train(place: str) -> Iterator[dict[str, Any]]:
     """A P-EAGLE head: cells of its steps, and one for each time that acceptance was measured."""
     config, stages = begin(place, after="states")
-    yield from learn(config, stages, partial(do, "run"), STEPS_SECONDS, MOST_TOKENS)
+    yield from learn(config, stages, partial(do, "run"))
     for row in read_lines(config.run / "al.jsonl"):
         if row["K"] == max(config.ks) and row["how"] == "replay":
             seen = round(row["step"] * stages["data"]["a step"])
@@ -169,14 +169,14 @@ def train(place: str) -> Iterator[dict[str, Any]]:
 
 def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
     """An EAGLE-3 head from the same documents: cells of its steps."""
-    config, stages = begin(place, after="run")
+    config, stages = begin(place, after="states")
     from benchmarks import train_eagle3 as library  # needs speculators, which other rungs do without
 
     config = changed(config, folder=str(config.run / EAGLE3), **library.EAGLE3)
     config.run.mkdir(exist_ok=True)
     if not config.data_folder.exists():
         config.data_folder.symlink_to(config.run.parent / "data")
-    yield from learn(config, stages, library.train_eagle3, EAGLE3_SECONDS, stages["run"]["tokens"], "EAGLE-3: ")
+    yield from learn(config, stages, library.train_eagle3, "EAGLE-3: ")
 
 
 def check(place: str) -> Iterator[dict[str, Any]]:
@@ -236,17 +236,15 @@ def begin(place: str, after: str = "") -> tuple[Config, Stages]:
     return config, stages
 
 
-def learn(
-    config: Config, stages: Stages, run: Callable[[Config], Any], seconds: float, most: float, name: str = ""
-) -> Iterator[dict[str, Any]]:
-    """Train for as many steps as ``seconds`` hold, by the speed of the first ones, or ``most`` tokens of answers."""
+def learn(config: Config, stages: Stages, run: Callable[[Config], Any], name: str = "") -> Iterator[dict[str, Any]]:
+    """Train for as many steps as there is time for, by the speed of the first ones, or ``MOST_TOKENS`` of answers."""
     if f"{name}first steps" not in stages:
         since = time.monotonic()
         with profiled(config.run / "profile.log"):
             run(config)
         rows = steps_of(config)
         rate = tokens_per_second(config, rows[(len(rows) - 1) // 2 :])
-        steps = min(seconds * rate / config.step.tokens, most / stages["data"]["a step"])
+        steps = min(STEPS_SECONDS * rate / config.step.tokens, MOST_TOKENS / stages["data"]["a step"])
         shutil.rmtree(config.run / "checkpoints")
         for log in ("log.jsonl", "al.jsonl"):
             (config.run / log).unlink(missing_ok=True)
@@ -356,21 +354,23 @@ def tokens_of(config: Config) -> dict[str, Any]:
 def bring_back(folder: Path) -> None:
     """Copy logs and heads of a run, also of one that was cut off, to the folder of results; heads to $OUT if set.
 
-    A head is copied once: both of them are more than one call may bring back.
+    Each head is copied once, and one a call: both of them are more than a call may bring back.
     """
     place = str(folder / "place")
     run = run_folder(place)
     eagle3 = run / EAGLE3
-    for name, of_head, head in (("head", run, run / "checkpoints/best"), (EAGLE3, eagle3, newest(eagle3))):
+    for name, of_head in (("head", run), (EAGLE3, eagle3)):
         for pattern in ("stages.jsonl", "al.jsonl", "log.jsonl", "profile.log", "logs/*.log"):
             for log in of_head.glob(pattern):
                 shutil.copy(log, folder / f"{name}-{log.name}")
+    for name, head in (("head", run / "checkpoints/best"), (EAGLE3, newest(eagle3))):
         copied = folder / f"{name}.copied"
         if not head.exists() or (copied.exists() and copied.read_text() == str(head.resolve())):
             continue
         try:
             keep_head(head, came_back(place) / f"{name}.tar")
             copied.write_text(str(head.resolve()))
+            break
         except (OSError, SafetensorError) as error:  # its part was killed while it was written
             print(f"{head}: is not brought back, for it cannot be read: {error}", flush=True)
 
