@@ -15,8 +15,9 @@ from speculators.train import cli
 from speculators.train.config import TrainConfig
 
 from benchmarks.train_gpu import newest
+from peagle_tools.shared.errors import TryAgain
 from peagle_tools.train import cpu
-from peagle_tools.train.documents import fork_workers
+from peagle_tools.train.documents import take_states
 from peagle_tools.train.lines import add_line
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.trainer import peak_memory
@@ -41,9 +42,10 @@ def train_eagle3(config: Config) -> Path:
     class Trainer(cli.Trainer):
         def setup_trainer(self) -> None:
             super().setup_trainer()
+            trainers.append(self)
             if not torch.accelerator.is_available():
                 self.local_rank = self.device_type = "cpu"
-            fork_workers(self.train_loader, self.val_loader)
+            self.train_loader.pin_memory = self.val_loader.pin_memory = config.data.states == "files"
             logger.addHandler(handler)  # speculators has cleared those that were there
 
         def train_epoch(self, epoch: int, **options: Any) -> None:
@@ -63,6 +65,7 @@ def train_eagle3(config: Config) -> Path:
     weights = {} if init in (None, "target") else load_file(f"{init}/model.safetensors")
     data, held_out = load_from_disk(str(config.data_folder)), config.data.held_out
     rows, steps = len(data), config.optimizer.steps
+    take_states(config, data)
     assert steps
     flat = to_options(config).flatten() | {
         "speculator_type": "eagle3",
@@ -80,7 +83,7 @@ def train_eagle3(config: Config) -> Path:
             file = config.run / f"{name}.npy"
             np.save(file, weights[name].numpy())
             flat[f"{name}_path"] = str(file)
-    build = cli.build_draft_model
+    build, trainers = cli.build_draft_model, list[Trainer]()
     logger = getLogger("speculators.metrics")
     handler = Handler()
     handler.emit = partial(_note_step, config.run / "log.jsonl")  # type: ignore[method-assign]
@@ -89,6 +92,8 @@ def train_eagle3(config: Config) -> Path:
             cli.main(TrainConfig.from_sources(cli=flat, argv=[]))
     finally:
         logger.removeHandler(handler)
+    if trainers[0].global_step < steps:  # a signal, after which speculators ends as if it were the end
+        raise TryAgain(f"{config.run}: stopped after {trainers[0].global_step} of {steps} steps")
     return newest(config.run)
 
 

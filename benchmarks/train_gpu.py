@@ -1,8 +1,9 @@
 """``peagle-vllm train`` within a time: parts of ``benchmarks.gpu_day``.
 
-The target writes prompts and answers them, each until its share of the time is over; hidden states go to memory; a head
-is trained for as many steps as its share holds by the speed of the first ones, so that its rate ends at 0. Each part
-continues what an earlier call, or an earlier part, has left in the folder of the run. Without a GPU: tiny models.
+The target writes prompts and answers them, each until its share of the time is over. Heads are trained from hidden
+states in memory, for as many steps as there is time for by the speed of the first ones, so that the rate ends at 0.
+Each part continues what an earlier call, or an earlier part, has left in the folder of the run. Without a GPU: tiny
+models.
 """
 
 import io
@@ -38,7 +39,7 @@ from peagle_tools.train.pipeline import STEPS, do
 
 # Shares of the time, in seconds: the target's prompts, its answers, the steps of both heads, side by side.
 PROMPTS_SECONDS, ANSWERS_SECONDS = (25, 60) if HAS_GPU else (300, 300)
-STEPS_SECONDS = 380 if HAS_GPU else 0
+STEPS_SECONDS = 340 if HAS_GPU else 0
 FIRST_STEPS = 31 if HAS_GPU else 2  # the speed of the last of these says how many there are
 # Calls of its two optimizers before a profile is taken, and in it: before the steps whose speed counts.
 PROFILED = (8, 6) if HAS_GPU else (0, 1)
@@ -49,8 +50,6 @@ PIECE = 15 << 20  # bytes of a file that comes back
 # Answers of the same target from elsewhere, rows of answers.jsonl; several such files may be joined.
 ANSWERS = arms.ROOT / f".cache/{'answers' if HAS_GPU else 'tiny-answers'}.jsonl.xz"
 EAGLE3 = "eagle3"  # folder of that head in a run's
-MEMORY = Path("/dev/shm")  # small in some containers
-HAS_MEMORY = HAS_GPU and shutil.disk_usage(MEMORY).total >= 48 << 30
 # What starts without compiling.
 ENGINE = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}} if HAS_GPU else {}
 SETTINGS: dict[str, Any] = (
@@ -62,6 +61,7 @@ SETTINGS: dict[str, Any] = (
             "max_tokens": 512,
             "held_out": 128,
             "concurrency": 512,
+            "states": "memory",
         },
         "head": {"layers": 4, "depths": 8, "draft_vocab": 8192, "init": "target"},
         "step": {"tokens": 24576, "cod": [0.6, 0.15], "chunk_rows": 65536},  # few operations: the CPU bounds a step
@@ -70,7 +70,7 @@ SETTINGS: dict[str, Any] = (
     if HAS_GPU
     else {
         "target": str(arms.ROOT / "models/tiny-llama"),
-        "data": {"from_target": 16, "max_tokens": 32, "held_out": 2},
+        "data": {"from_target": 16, "max_tokens": 32, "held_out": 2, "states": "memory"},
         "head": {"layers": 1, "depths": 4},
         "step": {"tokens": 256, "dtype": "float32"},
         "engine": {
@@ -88,7 +88,6 @@ SETTINGS |= {
     "speculators": {
         "muon_lr": 0.015 if HAS_GPU else 0.01,  # larger steps than those of models/real
         "embed_requires_grad": False,
-        "num_workers": 4 if HAS_MEMORY else 0,
         "log_freq": 10 if HAS_GPU else 1,  # a step that is logged waits for the GPU six times
         "loss_implementation": "eager",
     },
@@ -140,26 +139,18 @@ def answers(place: str) -> Iterator[dict[str, Any]]:
     came_back(place).joinpath("answers.jsonl.xz").write_bytes(lzma.compress(file.read_bytes(), preset=1))
 
 
-def states(place: str) -> Iterator[dict[str, Any]]:
-    """Token ids and hidden states of the answers, those of ``ANSWERS`` included: a cell for each step."""
+def data(place: str) -> Iterator[dict[str, Any]]:
+    """Token ids of the answers, those of ``ANSWERS`` included: a cell."""
     config, stages = begin(place)
-    if "data" not in stages:
-        since = time.monotonic()
-        gather(config.run / "answers.jsonl")
-        do("data", config)
-        yield stages.keep("data", since, **tokens_of(config))
     since = time.monotonic()
-    try:
-        do("states", config)
-    except TryAgain as error:
-        print(error, flush=True)
-        do("states", config)
-    yield stages.keep("states", since)
+    gather(config.run / "answers.jsonl")
+    do("data", config)
+    yield stages.keep("data", since, **tokens_of(config))
 
 
 def train(place: str) -> Iterator[dict[str, Any]]:
     """A P-EAGLE head: cells of its steps, and one for each time that acceptance was measured."""
-    config, stages = begin(place, after="states")
+    config, stages = begin(place, after="data")
     yield from learn(config, stages, partial(do, "run"))
     for row in read_lines(config.run / "al.jsonl"):
         if row["K"] == max(config.ks) and row["how"] == "replay":
@@ -169,7 +160,7 @@ def train(place: str) -> Iterator[dict[str, Any]]:
 
 def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
     """An EAGLE-3 head from the same documents: cells of its steps."""
-    config, stages = begin(place, after="states")
+    config, stages = begin(place, after="data")
     from benchmarks import train_eagle3 as library  # needs speculators, which other rungs do without
 
     config = changed(config, folder=str(config.run / EAGLE3), **library.EAGLE3)
@@ -210,9 +201,8 @@ def newest(run: Path) -> Path:
 
 
 def run_folder(place: str) -> Path:
-    """In memory on a GPU host that has enough."""
-    folder = (MEMORY if HAS_MEMORY else Path("/tmp")) / "peagle-train"
-    return folder if HAS_GPU else Path(place).with_name("run")
+    """Where another call finds it."""
+    return Path("/tmp/peagle-train") if HAS_GPU else Path(place).with_name("run")
 
 
 def came_back(place: str) -> Path:

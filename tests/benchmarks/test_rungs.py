@@ -62,12 +62,11 @@ def test_a_rehearsal_of_rung_3(tmp_path: Path) -> None:
     """From prompts to a checked head, of which what vLLM reads comes back; then EAGLE-3, from the same answers."""
     page, archived = rehearse(3, rung3, tmp_path)
     assert re.search(r"^MISSED: tokens of answers that P-EAGLE has seen is \d", page, re.M)
-    steps = ("server", "prompts", "answers", "data", "states", "first steps", "run", "check")
+    steps = ("server", "prompts", "answers", "data", "first steps", "run", "check")
     steps += ("EAGLE-3: first steps", "EAGLE-3: run")
     assert all(len(re.findall(rf"^{step}  +\d+", page, re.M)) == 1 for step in steps)
     logs = {
         "server.log",
-        "head-states.log",
         "head-log.jsonl",
         "head-profile.log",
         "head-al.jsonl",
@@ -144,7 +143,7 @@ def test_answers_of_another_lease_are_added(tmp_path: Path, monkeypatch: pytest.
     """Several files of them may be joined; without any, and without answers here, it says where they should be."""
     monkeypatch.setattr(train_gpu, "ANSWERS", tmp_path / "answers.jsonl.xz")
     with pytest.raises(SystemExit, match=r"answers\.jsonl\.xz: is not here.*run the part 'answers'"):
-        next(train_gpu.states(str(tmp_path / "x")))
+        next(train_gpu.data(str(tmp_path / "x")))
     rows = [{"id": name, "text": "\u2028", "loss_mask": [0, 1]} for name in "abc"]
     pieces = [lzma.compress((json.dumps(row, ensure_ascii=False) + "\n").encode()) for row in rows[1:]]
     train_gpu.ANSWERS.write_bytes(b"".join(pieces))
@@ -154,7 +153,7 @@ def test_answers_of_another_lease_are_added(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_part_says_which_step_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for part, step in ((train_gpu.train, "states"), (train_gpu.train_eagle3, "states"), (train_gpu.check, "run")):
+    for part, step in ((train_gpu.train, "data"), (train_gpu.train_eagle3, "data"), (train_gpu.check, "run")):
         with pytest.raises(SystemExit, match=f"^{arms.TOO_EARLY}$"):
             next(part(str(tmp_path / "x")))
         assert f"the step '{step}' is not finished there; run its part first" in capsys.readouterr().err
@@ -369,7 +368,7 @@ def test_what_rung_3_would_run_on_a_gpu(on_gpu: dict[str, Any]) -> None:
     groups = on_gpu["groups"]["3"]
     assert on_gpu["optimizer"] == "muon" and on_gpu["answers"].endswith(".cache/answers.jsonl.xz")
     assert [[*map(kind, group)] for group in groups] == [
-        *(["answers"], ["states"], ["train"] * 2, ["acceptance"] * 3, ["check"]),
+        *(["answers"], ["data"], ["train"] * 2, ["acceptance"] * 3, ["check"]),
     ]
     env = {part["name"]: part["env"] for part in itertools.chain(*groups)}
     assert ["PEAGLE_VLLM_DISABLE" in env[f"acceptance {name} K=7"] for name in ("P-EAGLE", "EAGLE-3")] == [False, True]

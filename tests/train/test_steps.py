@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,8 +21,10 @@ from typer.testing import CliRunner
 from peagle_tools.cli import app
 from peagle_tools.shared import processes
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.train import serve, steps
+from peagle_tools.train import memory_states, serve, steps
+from peagle_tools.train.documents import RowsInMemory, SupervisedRows, read_rows
 from peagle_tools.train.lines import read_lines, write_lines
+from peagle_tools.train.memory_states import StatesInMemory
 from peagle_tools.train.peagle_yaml import STAMP, Config, Data, HeadSettings, Step, read_config
 from tests.support.models import TARGET, heldout
 from tests.support.serving import NOT_FOR_SERVERS, free_port
@@ -217,6 +220,22 @@ def test_hidden_states_are_the_targets(config: Config, target: Any, capsys: Any)
         states = target(ids[number][None], output_hidden_states=True).hidden_states
         expected = torch.stack([*(states[layer][0] for layer in LAYERS), last[-1][0]], dim=1)
         torch.testing.assert_close(stored, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_documents_in_memory_are_those_of_files(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where several forwards compute them."""
+    monkeypatch.setattr(memory_states, "MOST_TOKENS", 300)
+    options = {"max_len": 512, "datapath": config.data_folder, "train_ratio": 0.5, "split": "val", "transfer": None}
+    options |= {"hidden_states_dtype": torch.float32}
+    stored = SupervisedRows(**options)
+    states = StatesInMemory(config, read_rows(config))
+    computed = RowsInMemory(states, **options)
+    assert len(stored) == len(computed) > 1
+    for of_file, of_memory in zip(stored, computed, strict=True):
+        torch.testing.assert_close(of_memory, of_file, rtol=1e-3, atol=1e-3)
+    monkeypatch.setattr(memory_states, "psutil", Mock(**{"virtual_memory.return_value.available": 100}))
+    with pytest.raises(ToolError, match=r"^data.states: memory: .* more than half of the 0\.0 GB that are free; write"):
+        StatesInMemory(config, read_rows(config))
 
 
 def test_without_its_server_a_step_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

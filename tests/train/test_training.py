@@ -93,12 +93,6 @@ def test_a_head_that_another_begins_as_hands_on_its_selector(undisturbed: Any, t
     assert all(torch.equal(tensor.bfloat16(), first[f"candidate_selector.{name}"]) for name, tensor in selector.items())
 
 
-def test_workers_that_load_documents_are_forked_from_a_server(tmp_path: Path) -> None:
-    trainer = new_trainer(toy_run(tmp_path, speculators={"num_workers": 2}))
-    for loader in (trainer.train_loader, trainer.val_loader):
-        assert loader.num_workers == 2 and loader.multiprocessing_context.get_start_method() == "forkserver"
-
-
 def test_a_run_leaves_its_memory_to_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That starts an engine on the same GPU."""
     heads: list[weakref.ref] = []

@@ -1,8 +1,8 @@
 """The documents that a head is trained on and their hidden states, checked before the first step."""
 
 import json
-import multiprocessing
 from argparse import Namespace
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -16,6 +16,7 @@ from speculators.train.recovery import SampleUnavailable
 from torch.utils.data import DataLoader
 
 from peagle_tools.shared.errors import ToolError
+from peagle_tools.train.memory_states import StatesInMemory
 from peagle_tools.train.peagle_yaml import STAMP, Config
 from peagle_vllm.heads.target import read_target
 
@@ -36,6 +37,14 @@ class SupervisedRows(ArrowDataset):
         return data
 
 
+class RowsInMemory(SupervisedRows):
+    """Those of ``states: memory``: a step reads no file."""
+
+    def __init__(self, states: StatesInMemory, **options: Any):
+        super().__init__(**options | {"transfer": states})
+        self.data: Any = [*self.data.select_columns(["input_ids", "loss_mask"])]
+
+
 def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, DataLoader]:
     """Batches of packed documents, and those of the held-out ones.
 
@@ -43,12 +52,7 @@ def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, Dat
         ToolError: the data or its hidden states do not fit the config; one line that says how to correct it.
     """
     rows = read_rows(config)
-    check_stamp(config)
-    if missing := missing_states(config, rows):
-        which = f"{listed(missing)} of the data have no file there, or one that is cut off, of other tokens or layers"
-        remedy = "`peagle-vllm train states` makes these files again"
-        raise ToolError(f"{config.data_folder}/hidden_states: {which}; {remedy}")
-    dataloader.ArrowDataset = SupervisedRows  # which speculators makes of ``args``
+    take_states(config, rows)
     options = vars(args) | {
         "preprocess": shift_batch,
         "hidden_size": head.hidden_size,
@@ -58,16 +62,22 @@ def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, Dat
     }
     names = signature(dataloader.create_train_val_loaders).parameters
     pair = dataloader.create_train_val_loaders(**{name: options[name] for name in names if name in options})
-    fork_workers(*pair)
+    for loader in pair:
+        loader.pin_memory = config.data.states == "files"
     return pair
 
 
-def fork_workers(*loaders: DataLoader) -> None:
-    """Fork the loaders' processes from one that has imported torch: spawned ones import it, 20 s on a GPU host."""
-    multiprocessing.set_forkserver_preload([__name__])
-    for loader in loaders:
-        if loader.num_workers:
-            loader.multiprocessing_context = "forkserver"
+def take_states(config: Config, rows: Dataset) -> None:
+    """Let the loaders that speculators makes next have the hidden states of ``rows``, or say how to get them."""
+    if config.data.states == "memory":
+        dataloader.ArrowDataset = partial(RowsInMemory, StatesInMemory(config, rows))
+        return
+    check_stamp(config)
+    if missing := missing_states(config, rows):
+        which = f"{listed(missing)} of the data have no file there, or one that is cut off, of other tokens or layers"
+        remedy = "`peagle-vllm train states` makes these files again"
+        raise ToolError(f"{config.data_folder}/hidden_states: {which}; {remedy}")
+    dataloader.ArrowDataset = SupervisedRows
 
 
 def read_rows(config: Config) -> Dataset:

@@ -85,7 +85,7 @@ def settings(config: Config) -> dict[str, Any]:
         "prompts": [config.target, data, contents, config.optimizer.seed],
         "answers": [config.data.max_tokens, config.engine | {"dtype": config.target_dtype}],
         "data": config.data.held_out,
-        "states": config.stamp,
+        "states": config.stamp if config.data.states == "files" else "in memory",
         "run": [parts[key] for key in sorted(TRAINING)],
         "check": config.ks,
     }

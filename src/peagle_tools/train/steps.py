@@ -171,6 +171,8 @@ def states(config: Config) -> str:
     """
     from peagle_tools.train.documents import check_stamp, missing_states, read_rows
 
+    if config.data.states == "memory":
+        return "`run` computes them"
     folder, rows = config.data_folder / "hidden_states", read_rows(config).with_format(None)
     stamp = config.data_folder / STAMP
     if stamp.exists():

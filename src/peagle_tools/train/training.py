@@ -119,6 +119,8 @@ def to_options(config: Config) -> TrainConfig:
         "down_sample_ratio": step.cod[0],
         "down_sample_ratio_min": step.cod[1],
     }
+    if config.data.states == "memory":
+        ours["num_workers"] = 0
     defaults = {
         "draft_arch": "qwen3" if "qwen3" in str(read_target(config.target).config.get("model_type")) else "llama",
         "full_attention_indices": list(range(head.layers)),
