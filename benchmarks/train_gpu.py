@@ -1,25 +1,21 @@
 """``peagle-vllm train`` within a time: parts of ``benchmarks.gpu_day``.
 
-The target writes prompts and answers them, each until its share of the time is over. Heads are trained from hidden
-states in memory, for as many steps as there is time for by the speed of the first ones, so that the rate ends at 0.
-Each part continues what an earlier call, or an earlier part, has left in the folder of the run. Without a GPU: tiny
-models.
+The target writes prompts and answers them. Heads are trained from hidden states in memory, for as many steps as there
+is time for by the speed of the first ones, so that the rate ends at 0. Each part continues what an earlier call, or an
+earlier part, has left in the folder of the run. Without a GPU: tiny models.
 """
 
 import io
-import itertools
 import json
 import lzma
 import os
 import shutil
-import signal
 import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +27,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from benchmarks import arms, real_gpu
 from benchmarks.arms import HAS_GPU
 from benchmarks.real import PROMPTS, SETS, TARGET, Engine
-from peagle_tools.shared.errors import TryAgain
 from peagle_tools.train import serve
 from peagle_tools.train.lines import add_line, read_lines, write_lines
 from peagle_tools.train.peagle_yaml import Config
-from peagle_tools.train.pipeline import STEPS, do
+from peagle_tools.train.pipeline import do
 
-# Shares of the time, in seconds: the target's prompts, its answers, the steps of both heads, side by side.
-PROMPTS_SECONDS, ANSWERS_SECONDS = (25, 60) if HAS_GPU else (300, 300)
-STEPS_SECONDS = 340 if HAS_GPU else 0
+STEPS_SECONDS = 340 if HAS_GPU else 0  # of both heads, side by side
 FIRST_STEPS = 31 if HAS_GPU else 2  # the speed of the last of these says how many there are
 # Calls of its two optimizers before a profile is taken, and in it: before the steps whose speed counts.
 PROFILED = (8, 6) if HAS_GPU else (0, 1)
@@ -56,7 +49,7 @@ SETTINGS: dict[str, Any] = (
     {
         "target": str(TARGET),
         "data": {
-            "from_target": 60_000,  # more than there is time for
+            "from_target": 2000,
             "apart_from": [str(PROMPTS / f"{name}.jsonl") for name in SETS],
             "max_tokens": 512,
             "held_out": 128,
@@ -94,10 +87,6 @@ SETTINGS |= {
 }
 
 
-class TimeOverError(Exception):
-    """A step took all of its share."""
-
-
 class Stages(dict[str, dict[str, Any]]):
     """The cells of finished steps, by step; kept in a file."""
 
@@ -119,23 +108,14 @@ def answers(place: str) -> Iterator[dict[str, Any]]:
         place: a file in whose folder logs, and what comes back, are kept; $OUT, if there is one, gets the latter.
     """
     config, stages = begin(place)
-    for module, _ in STEPS.values():
-        import_module(f"peagle_tools.train.{module}")  # an alarm in an import would leave it half done
     since = time.monotonic()
     with serve.running(config, Path(place).with_name("server.log")) as (endpoint, _):
         yield stages.keep("server", since)
-        since, asked = time.monotonic(), changed(config, data={"endpoint": endpoint})
-        if not within(PROMPTS_SECONDS, "prompts", asked):
-            asked = changed(asked, data={"from_target": num_sampled(config.run)})
-            do("prompts", asked)
-        yield stages.keep("prompts", since, of=asked.data.from_target)
-        since = time.monotonic()
-        if not within(ANSWERS_SECONDS, "answers", asked):
-            keep_answered(config.run)
-            do("answers", asked)
+        for step in ("prompts", "answers"):
+            since = time.monotonic()
+            do(step, changed(config, data={"endpoint": endpoint}))
+            yield stages.keep(step, since)
     file = config.run / "answers.jsonl"
-    tokens = sum(sum(row["loss_mask"]) for row in read_lines(file))
-    yield stages.keep("answers", since, rate=round(tokens / (time.monotonic() - since)), tokens=tokens)
     came_back(place).joinpath("answers.jsonl.xz").write_bytes(lzma.compress(file.read_bytes(), preset=1))
 
 
@@ -282,36 +262,6 @@ def changed(config: Config, **keys: Any) -> Config:
             value = {**old, **value} if isinstance(old, dict) else old.model_copy(update=value)
         values[key] = value
     return config.model_copy(update=values)
-
-
-def within(seconds: float, step: str, config: Config) -> bool:
-    """Do a step for so long, in the main thread; whether it came to its end."""
-
-    def ring(*_: Any) -> None:
-        raise TimeOverError
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        do(step, config)
-    except (TimeOverError, TryAgain):
-        return False
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    return True
-
-
-def num_sampled(run: Path) -> int:
-    """How many prompts the target has written without a gap in their numbers."""
-    numbers = {row["number"] for row in read_lines(run / "prompts.sampled.jsonl", must_exist=False)}
-    return next(number for number in itertools.count() if number not in numbers)
-
-
-def keep_answered(run: Path) -> None:
-    """Drop the prompts that have no answer yet."""
-    answered = {row["primary_id"] for row in read_lines(run / "answers.jsonl")}
-    write_lines(run / "prompts.jsonl", [row for row in read_lines(run / "prompts.jsonl") if row["id"] in answered])
 
 
 def gather(file: Path) -> None:

@@ -1,7 +1,6 @@
 """Train the heads of the real target from the committed text, by the commands that users run: ``make real-heads``.
 
-In two rounds: all heads learn from the first answers, and then continue, with a new schedule, with others. What is
-there is kept, so a killed run continues. The heads go to models/real, each with its training log.
+What is there is kept, so a killed run continues. The heads go to models/real, each with its training log.
 """
 
 import argparse
@@ -33,7 +32,6 @@ from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import head_hash
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
-ROUNDS = {"first": (3264, 500), "second": (8576, 1487)}  # answers, 128 of them held out, and steps
 # Of peagle.yaml, what differs.
 HEADS: dict[str, dict[str, Any]] = {"peagle": {}, "eagle3": EAGLE3}  # the first with its selector
 
@@ -58,17 +56,12 @@ def publish(head: Path, folder: Path) -> None:
         file.chmod(0o644)  # safetensors files come readable by their owner only
 
 
-def train_round(config: Config, answers: bytes, begin: Path | None, out: Path) -> None:
-    """Train all heads on ``answers`` and publish them in ``out``; without ``begin``, from their target."""
-    config.run.mkdir(parents=True, exist_ok=True)
-    if not (config.run / "answers.jsonl").exists():
-        write_whole(config.run / "answers.jsonl", answers)
+def train(config: Config, out: Path) -> None:
+    """Train both heads on answers.jsonl and publish them in ``out``."""
     for step in ("data", "states"):
         do(step, config)
     for head, settings_of_head in HEADS.items():
         head_config, began = changed(config, folder=str(config.run / head), **settings_of_head), time.monotonic()
-        if begin:
-            head_config = changed(head_config, head={"init": str(begin / head)})
         head_config.run.mkdir(parents=True, exist_ok=True)
         if not head_config.data_folder.exists():
             head_config.data_folder.symlink_to(config.data_folder)
@@ -79,10 +72,10 @@ def train_round(config: Config, answers: bytes, begin: Path | None, out: Path) -
             do("check", head_config)
             best = head_config.run / "checkpoints/best"
         publish(best, out / head)
-        record(best, head_config, round(time.monotonic() - began), begin and begin / head, out / head)
+        record(best, head_config, round(time.monotonic() - began), out / head)
 
 
-def record(best: Path, config: Config, seconds: int, begin: Path | None, place: Path) -> None:
+def record(best: Path, config: Config, seconds: int, place: Path) -> None:
     """Write how the head in ``place`` was trained, and what it drafts, to its training.json."""
     log, al = (list(read_lines(config.run / name, must_exist=False)) for name in ("log.jsonl", "al.jsonl"))
     report: dict[str, Any] = {
@@ -91,12 +84,9 @@ def record(best: Path, config: Config, seconds: int, begin: Path | None, place: 
         "al": [line for line in al if line["step"] == al[-1]["step"]],
         "log": [line for line in log if "time" in line][-1:],
         "held_out": [line for line in log if "held_out" in line][-1:],
-        "last_round_seconds": seconds,
+        "seconds": seconds,
         "drafts": greedy_drafts(place.absolute()),
     }
-    if begin:
-        report["settings"]["head"]["init"] = "the first round's head"
-        report["first"] = json.loads((begin / "training.json").read_text())
     write_whole(place / "training.json", json.dumps(report | provenance(), indent=1) + "\n")
 
 
@@ -104,8 +94,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=REAL, help="where the heads go")
     parser.add_argument("--run", type=Path, help="where everything else goes (default: as peagle.yaml says)")
-    parser.add_argument("--answers", type=int, help="of each round, an eighth of them held out (default: all)")
-    parser.add_argument("--steps", type=int, help="of each round (default: all)")
+    parser.add_argument("--answers", type=int, help="an eighth of them held out (default: all)")
+    parser.add_argument("--steps", type=int, help="(default: as peagle.yaml says)")
     args = parser.parse_args()
     dtype = {"dtype": quick_dtype()}
     config = changed(read_config(REAL / "peagle.yaml"), engine=dtype, step=dtype)
@@ -113,14 +103,12 @@ def main() -> None:
         config = changed(config, folder=str(args.run.absolute()))
     if args.answers:
         config = changed(config, data={"held_out": args.answers // 8})
+    if steps := args.steps:
+        config = changed(config, optimizer={"steps": steps}, every={"checkpoint": steps, "replay": steps})
+    config.run.mkdir(parents=True, exist_ok=True)
     lines = lzma.decompress((REAL / "answers.jsonl.xz").read_bytes()).splitlines(keepends=True)
-    begin = None
-    for name, (answers, steps) in ROUNDS.items():
-        steps, out = args.steps or steps, args.out if name == "second" else config.run / "first/heads"
-        every = {part: min(steps, often) for part, often in config.every.model_dump().items()}
-        round_config = changed(config, folder=str(config.run / name), optimizer={"steps": steps}, every=every)
-        train_round(round_config, b"".join(lines[: args.answers or answers]), begin, out)
-        begin, lines = out.absolute(), lines[answers:]
+    write_whole(config.run / "answers.jsonl", b"".join(lines[: args.answers]))
+    train(config, args.out)
 
 
 if __name__ == "__main__":

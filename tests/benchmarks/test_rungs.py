@@ -167,26 +167,6 @@ def test_a_rehearsal_of_rung_4(tmp_path: Path) -> None:
     assert re.search(rf"^draft steps with long prompts:\narm .*\n{name} +{prompt} +1 +[1-9]", page, re.M)
 
 
-def test_what_is_done_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the prompts those without a gap in their numbers, of these the answered ones; a cut-off line is none."""
-
-    def never_ends(*_: object) -> None:
-        while True:
-            pass
-
-    monkeypatch.setattr(train_gpu, "do", never_ends)
-    assert not train_gpu.within(0.05, "prompts", Config(target="x"))
-    monkeypatch.setattr(train_gpu, "do", lambda *_: None)
-    assert train_gpu.within(0.05, "prompts", Config(target="x"))
-    assert train_gpu.num_sampled(tmp_path) == 0
-    (tmp_path / "prompts.sampled.jsonl").write_text('{"number": 1}\n{"number": 0}\n{"number": 3}\n{"number": 2')
-    assert train_gpu.num_sampled(tmp_path) == 2
-    write_lines(tmp_path / "prompts.jsonl", ({"id": key} for key in "abc"))
-    (tmp_path / "answers.jsonl").write_text('{"primary_id": "c"}\n{"primary_id": "a"}\n{"primary_id": "b')
-    train_gpu.keep_answered(tmp_path)
-    assert [row["id"] for row in read_lines(tmp_path / "prompts.jsonl")] == ["a", "c"]
-
-
 @pytest.mark.parametrize("where", [["1", "engine"], ["1", "--seconds", "9", "--out", "x", "engine"]])
 def test_only_parts_that_there_are(where: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also behind the options, where a GPU host's script has them."""
