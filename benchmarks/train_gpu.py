@@ -57,7 +57,7 @@ SETTINGS: dict[str, Any] = (
             "states": "memory",
         },
         "head": {"layers": 4, "depths": 8, "draft_vocab": 8192, "init": "target"},
-        "step": {"tokens": 24576, "cod": [0.6, 0.15], "chunk_rows": 65536},  # few operations: the CPU bounds a step
+        "step": {"tokens": 32768, "cod": [0.6, 0.15], "chunk_rows": 65536},  # few operations: the CPU bounds a step
         "engine": {"max_model_len": 2048, "max_num_seqs": 512, "gpu_memory_utilization": 0.5, **ENGINE},
     }
     if HAS_GPU
