@@ -21,7 +21,7 @@ from benchmarks.parts import run_parts
 from peagle_tools.shared.atomic_files import write_whole
 
 RUNGS = {1: rung1, 2: rung2, 3: rung3, 4: rung4}
-RESERVE = 30  # of the seconds: to end what still runs (15 at most), and for page and archive
+RESERVE = 40  # of the seconds: to end what still runs (15 at most), and for page and archive
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ PYTEST = (
 )
 STATE = "state.json"
 TRIES = 2
+LEAST = 60  # seconds
 SIDE_BY_SIDE = min(10, (os.cpu_count() or 1) * 2 // 3) if HAS_GPU else 2
 
 
@@ -69,7 +70,7 @@ class State:
 def run_parts(groups: Sequence[Sequence[Part]], folder: Path, seconds: float = math.inf) -> dict[str, dict[str, Any]]:
     """Run what is not done, in this order; those of a group side by side, taking turns at what they time.
 
-    A part begins where at least half of its limit is left of ``seconds``.
+    A part begins where at least half of its limit is left of ``seconds``; one that was cut off, where ``LEAST`` is.
 
     Returns:
         ``State.entries``.
@@ -86,7 +87,8 @@ def attempt(part: Part, folder: Path, state: State, deadline: float) -> None:
     """Run the part, unless it is done, was tried ``TRIES`` times, or has too little time left."""
     past = state.entries.get(part.name, {"state": "", "tries": 0})
     left = deadline - time.monotonic()
-    if past["state"] == "done" or past["tries"] == TRIES or left < part.limit / 2:
+    least = min(part.limit / 2, LEAST if past["state"] == "cut" else math.inf)
+    if past["state"] == "done" or past["tries"] == TRIES or left < least:
         return
     tries = past["tries"] + 1
     state.keep(part, state="running", tries=tries)
@@ -110,7 +112,7 @@ def run(part: Part, folder: Path, tries: int, left: float) -> dict[str, Any]:
             return {"state": "cut"}
         return {"state": "failed", "error": f"took longer than its limit of {part.limit:.0f} s"}
     finally:
-        processes.end(process, patience=5)
+        processes.end(process, patience=15)
     if code == 0 and best(part, folder):
         return {"state": "done"}
     if code == arms.TOO_EARLY:

@@ -42,7 +42,6 @@ def train_eagle3(config: Config) -> Path:
     class Trainer(cli.Trainer):
         def setup_trainer(self) -> None:
             super().setup_trainer()
-            trainers.append(self)
             if not torch.accelerator.is_available():
                 self.local_rank = self.device_type = "cpu"
             self.train_loader.pin_memory = self.val_loader.pin_memory = config.data.states == "files"
@@ -51,6 +50,7 @@ def train_eagle3(config: Config) -> Path:
         def train_epoch(self, epoch: int, **options: Any) -> None:
             if self.global_step < steps:  # else it would go on for a step in each epoch
                 super().train_epoch(epoch, **options)
+            reached.append(self.global_step)
 
     def begun(*args: Any) -> Any:
         head = build(*args).float()
@@ -77,13 +77,14 @@ def train_eagle3(config: Config) -> Path:
         "ttt_steps": config.head.depths,
     }
     if torch.accelerator.is_available():
+        torch._dynamo.config.recompile_limit = 64  # several runs, each with steps and a validation: over it, eager
         flat["draft_attn_impl"] = "simple_flex_attention"  # the other masks are as large as a step squared
     if weights:
         for name in ("d2t", "t2d"):  # speculators reads the draft vocabulary from files
             file = config.run / f"{name}.npy"
             np.save(file, weights[name].numpy())
             flat[f"{name}_path"] = str(file)
-    build, trainers = cli.build_draft_model, list[Trainer]()
+    build, reached = cli.build_draft_model, [0]
     logger = getLogger("speculators.metrics")
     handler = Handler()
     handler.emit = partial(_note_step, config.run / "log.jsonl")  # type: ignore[method-assign]
@@ -92,8 +93,8 @@ def train_eagle3(config: Config) -> Path:
             cli.main(TrainConfig.from_sources(cli=flat, argv=[]))
     finally:
         logger.removeHandler(handler)
-    if trainers[0].global_step < steps:  # a signal, after which speculators ends as if it were the end
-        raise TryAgain(f"{config.run}: stopped after {trainers[0].global_step} of {steps} steps")
+    if reached[-1] < steps:  # a signal, after which speculators ends as if it were the end
+        raise TryAgain(f"{config.run}: stopped before its {steps} steps")
     return newest(config.run)
 
 

@@ -32,11 +32,11 @@ from peagle_tools.train.lines import add_line, read_lines, write_lines
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.pipeline import do
 
-STEPS_SECONDS = 340 if HAS_GPU else 0  # of both heads, side by side
+STEPS_SECONDS = 280 if HAS_GPU else 0  # of both heads, side by side
 FIRST_STEPS = 31 if HAS_GPU else 2  # the speed of the last of these says how many there are
 # Calls of its two optimizers before a profile is taken, and in it: before the steps whose speed counts.
 PROFILED = (8, 6) if HAS_GPU else (0, 1)
-FEWEST_STEPS, MEASURED = (12, 4) if HAS_GPU else (4, 2)  # steps; how often acceptance is measured
+FEWEST_STEPS, MEASURED = (12, 2) if HAS_GPU else (4, 2)  # steps; how often acceptance is measured
 MOST_TOKENS = 20.2e6  # of answers that a head sees: 20 million are the goal
 K = 7 if HAS_GPU else 4
 PIECE = 15 << 20  # bytes of a file that comes back

@@ -80,11 +80,12 @@ def test_killed_in_each_part_it_keeps_what_was_finished(tmp_path: Path):
     assert "drafts: 1 of 2 tests passed, 12 draft rows" in text and "test_two: AssertionError: rows differ" in text
 
 
-def test_a_slice_or_a_limit_ends_a_part(tmp_path: Path):
-    """After two cuts it is not tried again."""
+def test_a_slice_or_a_limit_ends_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One that was cut off goes on in less than half of its limit, once."""
+    monkeypatch.setattr(benchmarks.parts, "LEAST", 1)
     hangs = call(cells, go=str(tmp_path / "never"))
-    for tries in (1, 2, 2):
-        state = run_parts([[Part("hangs", hangs, 3)]], tmp_path / "results", 2)["hangs"]
+    for tries, limit in ((1, 3), (2, 100), (2, 100)):
+        state = run_parts([[Part("hangs", hangs, limit)]], tmp_path / "results", 2)["hangs"]
         assert (state["state"], state["tries"]) == ("cut", tries)
     assert not run_parts([[Part("long", (), 100)]], tmp_path / "results", 2).get("long")
     state = run_parts([[Part("limited", hangs, 1)]], tmp_path / "results")

@@ -6,6 +6,7 @@ One server, which writes hidden states as it answers, serves all tests, in the o
 import json
 import shutil
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,15 +17,14 @@ import pytest
 import torch
 from datasets import load_from_disk
 from safetensors.torch import load_file, save, save_file
+from speculators.train import dataloader
 from typer.testing import CliRunner
 
 from peagle_tools.cli import app
 from peagle_tools.shared import processes
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.train import memory_states, serve, steps
-from peagle_tools.train.documents import RowsInMemory, SupervisedRows, read_rows
+from peagle_tools.train import documents, memory_states, serve, steps
 from peagle_tools.train.lines import read_lines, write_lines
-from peagle_tools.train.memory_states import StatesInMemory
 from peagle_tools.train.peagle_yaml import STAMP, Config, Data, HeadSettings, Step, read_config
 from tests.support.models import TARGET, heldout
 from tests.support.serving import NOT_FOR_SERVERS, free_port
@@ -223,19 +223,25 @@ def test_hidden_states_are_the_targets(config: Config, target: Any, capsys: Any)
 
 
 def test_documents_in_memory_are_those_of_files(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where several forwards compute them."""
+    """Also where several forwards compute them. A second run has them from the first; then their memory is free."""
     monkeypatch.setattr(memory_states, "MOST_TOKENS", 300)
     options = {"max_len": 512, "datapath": config.data_folder, "train_ratio": 0.5, "split": "val", "transfer": None}
     options |= {"hidden_states_dtype": torch.float32}
-    stored = SupervisedRows(**options)
-    states = StatesInMemory(config, read_rows(config))
-    computed = RowsInMemory(states, **options)
-    assert len(stored) == len(computed) > 1
-    for of_file, of_memory in zip(stored, computed, strict=True):
+    stored, runs = documents.SupervisedRows(**options), []
+    in_memory, rows = changed(config, "data", states="memory"), documents.read_rows(config)
+    for _ in range(2):
+        documents.take_states(in_memory, rows)
+        runs.append(dataloader.ArrowDataset(**options))
+    assert len(stored) == len(runs[0]) > 1 and runs[0].transfer is runs[1].transfer
+    for of_file, of_memory in zip(stored, runs[1], strict=True):
         torch.testing.assert_close(of_memory, of_file, rtol=1e-3, atol=1e-3)
+    states = weakref.ref(runs.pop().transfer)
+    runs.clear()
+    documents.free_states()
+    assert states() is None
     monkeypatch.setattr(memory_states, "psutil", Mock(**{"virtual_memory.return_value.available": 100}))
     with pytest.raises(ToolError, match=r"^data.states: memory: .* more than half of the 0\.0 GB that are free; write"):
-        StatesInMemory(config, read_rows(config))
+        documents.take_states(in_memory, rows)
 
 
 def test_without_its_server_a_step_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import sum_of
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.train.documents import read_rows
+from peagle_tools.train.documents import free_states, read_rows
 from peagle_tools.train.lines import read_lines
 from peagle_tools.train.peagle_yaml import LOOP, Config
 from peagle_tools.train.replay import note_al
@@ -22,6 +22,7 @@ def check(config: Config) -> str:
     Raises:
         ToolError: the head is not sound, the two differ by more than APART, or vLLM cannot run the pair.
     """
+    free_states()  # the engine needs their memory
     head, file = config.run / "checkpoints/best", config.run / "al.jsonl"
     if not head.exists():
         raise ToolError(f"{head}: no head is there; `peagle-vllm train run` trains one")

@@ -1,5 +1,6 @@
 """The documents that a head is trained on and their hidden states, checked before the first step."""
 
+import gc
 import json
 from argparse import Namespace
 from functools import partial
@@ -70,7 +71,11 @@ def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, Dat
 def take_states(config: Config, rows: Dataset) -> None:
     """Let the loaders that speculators makes next have the hidden states of ``rows``, or say how to get them."""
     if config.data.states == "memory":
-        dataloader.ArrowDataset = partial(RowsInMemory, StatesInMemory(config, rows))
+        of, kept = (config.data_folder.resolve(), config.stamp), dataloader.ArrowDataset
+        if not isinstance(kept, partial) or kept.args[0].of != of:
+            del kept
+            free_states()
+            dataloader.ArrowDataset = partial(RowsInMemory, StatesInMemory(config, rows, of))
         return
     check_stamp(config)
     if missing := missing_states(config, rows):
@@ -78,6 +83,14 @@ def take_states(config: Config, rows: Dataset) -> None:
         remedy = "`peagle-vllm train states` makes these files again"
         raise ToolError(f"{config.data_folder}/hidden_states: {which}; {remedy}")
     dataloader.ArrowDataset = SupervisedRows
+
+
+def free_states() -> None:
+    """Give back the memory of hidden states that another run in this process would have used again."""
+    dataloader.ArrowDataset = SupervisedRows
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def read_rows(config: Config) -> Dataset:

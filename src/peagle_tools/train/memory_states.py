@@ -22,12 +22,16 @@ class StatesInMemory(HiddenStatesTransfer):
     They are on the GPU, if there is one, and as vLLM's are: [N, aux layers + 1, hidden] for the N tokens of a document,
     what enters each layer that the head reads and the last norm, in the target's dtype.
 
+    Args:
+        of: what says that another run's would be the same.
+
     Raises:
         ToolError: there is too little memory, or the target's layers are not where transformers usually has them.
     """
 
-    def __init__(self, config: Config, rows: Dataset):
-        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    def __init__(self, config: Config, rows: Dataset, of: object):
+        self.of = of
+        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
         target = AutoModelForCausalLM.from_pretrained(config.target, dtype=getattr(torch, config.target_dtype))
         target = target.get_decoder().eval().to(device)
         self.tokens = [torch.tensor(row) for row in rows.with_format(None)["input_ids"]]
