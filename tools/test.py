@@ -52,9 +52,10 @@ COMPILED = ("kernels/test_aot.py",)  # the interpreter does not compile
 TORCHVISION = os.pathsep.join(filter(None, (f"{ROOT}/.cache/torchvision", os.environ.get("PYTHONPATH"))))
 
 # On vLLM's next release (tools/next.py), what depends on vLLM and needs an engine or its source: `make test-next`. Of
-# it, `make test` runs the two that are a slice.
+# it, `make test` runs a slice on each runner.
 NEXT = f"{ROOT}/.cache/next/bin/python"
 ENGINES = ("drafts", "v2", "sampling", "features", "patches")
+SLICE = ("drafts/test_basics.py::test_decoding", "drafts/test_basics.py::test_drafts_looked_up")
 GROUPS = {
     "next v2": arm("plugin-v2", *ENGINES, python=NEXT),
     "next v1": arm("plugin-v1", *ENGINES, python=NEXT),
@@ -73,8 +74,8 @@ GROUPS = {
     "examples": Group(("examples",)),
     "stock": arm("stock-v1", without=OWN_PROCESS),
     "packaging": Group(("packaging",)),
-    "slice v2": arm("plugin-v2", "drafts/test_basics.py", python=NEXT),
-    "slice v1": arm("plugin-v1", "drafts/test_basics.py", "patches/refusals", python=NEXT),
+    "slice v2": arm("plugin-v2", *SLICE, python=NEXT),
+    "slice v1": arm("plugin-v1", *SLICE, "patches/refusals", python=NEXT),
     "lint": Group(command=("-m", "ruff", "check", ".")),
     "format": Group(command=("-m", "ruff", "format", "--check", ".")),
     "imports": Group(

@@ -252,20 +252,6 @@ def test_without_its_server_a_step_can_be_tried_again(tmp_path: Path, monkeypatc
         steps.speculators(["answers"], tmp_path / "log")
 
 
-def test_clients_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that fails is named by its log."""
-    start, ranks = processes.start, []
-
-    def started(command: list[str], **options: Any) -> Any:
-        ranks.append(command[command.index("states") + 1 :])
-        return start([sys.executable, "-c", "pass" if len(ranks) == 1 else "raise ValueError('no')"], **options)
-
-    monkeypatch.setattr(processes, "start", started)
-    with pytest.raises(ToolError, match=r"states failed \(ValueError: no\); its log: .*states-1\.log"):
-        steps.speculators(["states"], tmp_path / "states.log", clients=2)
-    assert ranks == [["--world-size", "2", "--rank", rank] for rank in "01"]
-
-
 def test_too_small_a_disk_is_said_beforehand(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     (config.data_folder / "hidden_states/hs_0.safetensors").unlink()
     free = shutil._ntuple_diskusage(10, 10, 0)
@@ -284,6 +270,6 @@ def test_requests_that_failed_can_be_sent_again(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(steps, "speculators", lambda words, *_: asked.extend(words))
     with pytest.raises(TryAgain, match=r"1 of 24 .* row 9 is the first; its log: .*the same command"):
         steps.states(config)
-    assert asked[asked.index("--concurrency") + 1] == str(steps.MOST_STATES // steps.STATES_CLIENTS)
+    assert asked[asked.index("--concurrency") + 1] == str(steps.MOST_STATES)
     monkeypatch.setattr(steps, "speculators", lambda *_: shutil.copy(tmp_path / "hs_9.safetensors", folder))
     assert steps.states(config) == "hidden states of 24 documents; those of 23 were there"

@@ -1,7 +1,6 @@
 """The steps between prompts and training: speculators' commands, run and checked."""
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -26,39 +25,27 @@ FINAL = ("InvalidResponseError", "empty assistant generation")
 # Documents in flight to the server that writes hidden states: speculators gives up one whose file is not written 10
 # seconds after its answer, and the files of all that are in flight wait in one queue.
 MOST_STATES = 64
-# Processes that send them: one of speculators' sends some hundred documents a second at most, on an H100, too.
-STATES_CLIENTS = max(1, min(4, (os.cpu_count() or 1) // 4))
 WIDE = {"COLUMNS": "500"}  # its logs would break an error's line
 
 
-def speculators(words: list[str], log: Path, server: Server | None = None, clients: int = 1) -> None:
+def speculators(words: list[str], log: Path, server: Server | None = None) -> None:
     """Run a command of speculators with its output in ``log``; it is ended where ``server`` ends.
-
-    Args:
-        clients: processes that share the work, of which all but the first log to LOG-RANK.log.
 
     Raises:
         ToolError, TryAgain: it fails; one line with its reason.
     """
-    logs = [log, *(log.with_stem(f"{log.stem}-{rank}") for rank in range(1, clients))]
-    command = [sys.executable, "-m", "speculators", *words]
-    running = []
+    process = processes.start([sys.executable, "-m", "speculators", *words], cwd=Path.cwd(), env=WIDE, log=log)
     try:
-        for rank, file in enumerate(logs):
-            share = ["--world-size", str(clients), "--rank", str(rank)] if clients > 1 else []
-            running.append(processes.start([*command, *share], cwd=Path.cwd(), env=WIDE, log=file))
-        while None in (statuses := [process.poll() for process in running]) and not any(statuses):
+        while (status := process.poll()) is None:
             if server:
                 server.check()
             time.sleep(0.1)
     finally:
-        for process in running:
-            processes.end(process)
-    for status, file in zip(statuses, logs, strict=True):
-        if status:
-            reason = one_line(processes.failure_reason(file), 300)
-            kind = TryAgain if "onnection" in reason else ToolError  # the user's own server is not there
-            raise kind(f"speculators {words[0]} failed ({reason}); its log: {file}")
+        processes.end(process)
+    if status:
+        reason = one_line(processes.failure_reason(log), 300)
+        kind = TryAgain if "onnection" in reason else ToolError  # the user's own server is not there
+        raise kind(f"speculators {words[0]} failed ({reason}); its log: {log}")
 
 
 def answers(config: Config) -> str:
@@ -190,12 +177,12 @@ def states(config: Config) -> str:
         raise ToolError(f"{folder}: not enough room; put `folder` on another disk, or train on fewer prompts")
     log = config.run / "logs/states.log"
     words = ["generate-offline-data", "--model", config.target, "--preprocessed-data", str(config.data_folder)]
-    words += ["--concurrency", str(max(1, min(config.data.concurrency, MOST_STATES) // STATES_CLIENTS))]
+    words += ["--concurrency", str(min(config.data.concurrency, MOST_STATES))]
     words += ["--request-timeout", "3600"]  # a loaded machine is slow
     with serve.running(config, log.with_name("states-server.log"), hidden_states=True) as (endpoint, server):
         for number in missing:
             (folder / f"hs_{number}.safetensors").unlink(missing_ok=True)
-        speculators([*words, "--endpoint", endpoint], log, server, STATES_CLIENTS)
+        speculators([*words, "--endpoint", endpoint], log, server)
         if left := missing_states(config, rows):
             which = f"{len(left)} of {len(rows)} documents have no hidden states yet, row {left[0]} is the first"
             raise TryAgain(f"{which}; its log: {log}; the same command continues")
