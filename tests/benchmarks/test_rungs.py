@@ -15,12 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
 
-from benchmarks import arms, engine, gpu_day, real, real_gpu, rung1, rung2, rung3, rung4, train_gpu
+from benchmarks import arms, engine, gpu_day, real, real_gpu, rung1, rung2, rung3, rung4, train_eagle3, train_gpu
 from benchmarks.arms import FILE, ROOT
 from benchmarks.page import from_log, kernels
 from benchmarks.parts import STATE, Part
+from peagle_tools.shared.errors import TryAgain
 from peagle_tools.train.lines import read_lines, write_lines
-from peagle_tools.train.peagle_yaml import Config
+from peagle_tools.train.peagle_yaml import Config, read_config
+from tests.train.runs import toy_run
 
 
 def rehearse(number: int, rung: ModuleType, out: Path) -> tuple[str, set[str]]:
@@ -99,6 +101,13 @@ def test_training_goes_on(tmp_path: Path) -> None:
     (cell,) = train_gpu.learn(config, stages, ran.append)
     assert [config.optimizer.steps for config in ran] == [20]
     assert cell["step"] == "run" and cell["tokens"] == 20 * 50
+
+
+def test_eagle3_training_that_was_stopped_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """speculators returns after a signal as it does at the end."""
+    monkeypatch.setattr(train_eagle3.cli, "main", lambda *_: None)
+    with pytest.raises(TryAgain, match="stopped before its 12 steps"):
+        train_eagle3.train_eagle3(train_gpu.changed(read_config(toy_run(tmp_path)), **train_eagle3.EAGLE3))
 
 
 def test_heads_come_back_from_parts_that_were_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,6 +242,9 @@ def test_documents_in_memory_are_those_of_files(config: Config, monkeypatch: pyt
     monkeypatch.setattr(memory_states, "psutil", Mock(**{"virtual_memory.return_value.available": 100}))
     with pytest.raises(ToolError, match=r"^data.states: memory: .* more than half of the 0\.0 GB that are free; write"):
         documents.take_states(in_memory, rows)
+    monkeypatch.setattr(memory_states.AutoModelForCausalLM, "from_pretrained", Mock(side_effect=ValueError("no\nway")))
+    with pytest.raises(ToolError, match=r"cannot compute .* of .*tiny-llama \(no.*\); write `states: files`$"):
+        documents.take_states(in_memory, rows)
 
 
 def test_without_its_server_a_step_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.peagle_yaml import Config
+from peagle_vllm.heads.files import one_line
 
 MOST_TOKENS = 1 << 16  # of a forward, padding included
 
@@ -26,26 +27,26 @@ class StatesInMemory(HiddenStatesTransfer):
         of: what says that another run's would be the same.
 
     Raises:
-        ToolError: there is too little memory, or the target's layers are not where transformers usually has them.
+        ToolError: there is too little memory, or transformers does not have this target, or its layers elsewhere.
     """
 
     def __init__(self, config: Config, rows: Dataset, of: object):
         self.of = of
         device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-        target = AutoModelForCausalLM.from_pretrained(config.target, dtype=getattr(torch, config.target_dtype))
-        target = target.get_decoder().eval().to(device)
+        try:
+            target = AutoModelForCausalLM.from_pretrained(config.target, dtype=getattr(torch, config.target_dtype))
+            target = target.get_decoder().eval().to(device)
+            layers = [*target.layers, target.norm]
+        except (AttributeError, OSError, ValueError) as error:
+            what = f"transformers cannot compute hidden states of {config.target} ({one_line(error, 200)})"
+            raise ToolError(f"data.states: memory: {what}; write `states: files`") from None
         self.tokens = [torch.tensor(row) for row in rows.with_format(None)["input_ids"]]
         lengths = [len(row) for row in self.tokens]
         need = sum(lengths) * (len(config.aux_layers) + 1) * target.config.hidden_size * target.dtype.itemsize
         free = torch.accelerator.get_memory_info()[0] if device.type != "cpu" else psutil.virtual_memory().available
         if need > free / 2:
             what = f"hidden states take {need / 1e9:.1f} GB, more than half of the {free / 1e9:.1f} GB that are free"
-            raise ToolError(f"data.states: memory: {what}; write files")
-        try:
-            layers = [*target.layers, target.norm]
-        except AttributeError:
-            what = f"{type(target).__name__} has no `layers` and `norm`"
-            raise ToolError(f"data.states: memory: {what}; write files") from None
+            raise ToolError(f"data.states: memory: {what}; write `states: files`")
         entered: dict[int, Tensor] = {}
         read = [*config.aux_layers, len(layers) - 1]
         for number in read:
