@@ -26,7 +26,7 @@ PYTEST = (
 )
 STATE = "state.json"
 TRIES = 2
-LEAST = 60  # seconds
+LEAST = 60  # seconds in which a part that was cut off can still finish something
 SIDE_BY_SIDE = min(10, (os.cpu_count() or 1) * 2 // 3) if HAS_GPU else 2
 
 

@@ -77,7 +77,7 @@ def train_eagle3(config: Config) -> Path:
         "ttt_steps": config.head.depths,
     }
     if torch.accelerator.is_available():
-        torch._dynamo.config.recompile_limit = 64  # several runs, each with steps and a validation: over it, eager
+        torch._dynamo.config.recompile_limit = 64  # two runs with validations; beyond it torch does not compile
         flat["draft_attn_impl"] = "simple_flex_attention"  # the other masks are as large as a step squared
     if weights:
         for name in ("d2t", "t2d"):  # speculators reads the draft vocabulary from files

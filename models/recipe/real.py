@@ -94,8 +94,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=REAL, help="where the heads go")
     parser.add_argument("--run", type=Path, help="where everything else goes (default: as peagle.yaml says)")
-    parser.add_argument("--answers", type=int, help="an eighth of them held out (default: all)")
-    parser.add_argument("--steps", type=int, help="(default: as peagle.yaml says)")
+    parser.add_argument("--answers", type=int, help="learn from so many, an eighth of them held out (default: all)")
+    parser.add_argument("--steps", type=int, help="of each head (default: as peagle.yaml says)")
     args = parser.parse_args()
     dtype = {"dtype": quick_dtype()}
     config = changed(read_config(REAL / "peagle.yaml"), engine=dtype, step=dtype)

@@ -39,7 +39,7 @@ class SupervisedRows(ArrowDataset):
 
 
 class RowsInMemory(SupervisedRows):
-    """Those of ``states: memory``: a step reads no file."""
+    """The documents where ``data.states`` is ``memory``: a step reads no file."""
 
     def __init__(self, states: StatesInMemory, **options: Any):
         super().__init__(**options | {"transfer": states})
@@ -69,13 +69,17 @@ def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, Dat
 
 
 def take_states(config: Config, rows: Dataset) -> None:
-    """Let the loaders that speculators makes next have the hidden states of ``rows``, or say how to get them."""
+    """Give the loaders that speculators makes next the hidden states of ``rows``.
+
+    Raises:
+        ToolError: there are none that fit; one line that says how to get them.
+    """
     if config.data.states == "memory":
-        of, kept = (config.data_folder.resolve(), config.stamp), dataloader.ArrowDataset
-        if not isinstance(kept, partial) or kept.args[0].of != of:
+        source, kept = (config.data_folder.resolve(), config.stamp), dataloader.ArrowDataset
+        if not isinstance(kept, partial) or kept.args[0].source != source:
             del kept
             free_states()
-            dataloader.ArrowDataset = partial(RowsInMemory, StatesInMemory(config, rows, of))
+            dataloader.ArrowDataset = partial(RowsInMemory, StatesInMemory(config, rows, source))
         return
     check_stamp(config)
     if missing := missing_states(config, rows):

@@ -24,14 +24,14 @@ class StatesInMemory(HiddenStatesTransfer):
     what enters each layer that the head reads and the last norm, in the target's dtype.
 
     Args:
-        of: what says that another run's would be the same.
+        source: what the states are computed from; a later run with an equal one uses these again.
 
     Raises:
-        ToolError: there is too little memory, or transformers does not have this target, or its layers elsewhere.
+        ToolError: there is too little memory, or transformers cannot read this target or names its layers otherwise.
     """
 
-    def __init__(self, config: Config, rows: Dataset, of: object):
-        self.of = of
+    def __init__(self, config: Config, rows: Dataset, source: object):
+        self.source = source
         device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
         try:
             target = AutoModelForCausalLM.from_pretrained(config.target, dtype=getattr(torch, config.target_dtype))
@@ -63,7 +63,7 @@ class StatesInMemory(HiddenStatesTransfer):
         return {"hidden_states": self.states[file_idx], "token_ids": self.tokens[file_idx]}
 
     def get_generated(self, hs_transfer_params: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """None, for no server is asked: every document is there."""
 
 
 def _batches(lengths: list[int]) -> list[list[int]]:

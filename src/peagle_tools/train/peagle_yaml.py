@@ -45,7 +45,8 @@ class Data(Strict):
     # Of a vLLM server that writes prompts and answers, with its /v1; null starts one where a step needs it.
     endpoint: Annotated[str, AfterValidator(lambda url: str(HttpUrl(url)).rstrip("/"))] | None = None
     concurrency: Positive = 64  # requests in flight to the server; a large GPU can take more
-    # Of vLLM, in files, or of transformers, computed when training begins and kept in the GPU's memory.
+    # Hidden states: ``files`` has vLLM write them, ``memory`` has transformers compute them when training begins, and
+    # keeps them in the GPU's memory.
     states: Literal["files", "memory"] = "files"
 
     @field_validator("prompts", "apart_from")
