@@ -14,15 +14,12 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks import arms, real_gpu
 from benchmarks.arms import HAS_GPU
@@ -34,8 +31,6 @@ from peagle_tools.train.pipeline import do
 
 STEPS_SECONDS = 280 if HAS_GPU else 0  # of both heads, side by side
 FIRST_STEPS = 31 if HAS_GPU else 2  # the speed of the last of these says how many there are
-# Calls of its two optimizers before a profile is taken, and in it: before the steps whose speed counts.
-PROFILED = (8, 6) if HAS_GPU else (0, 1)
 FEWEST_STEPS, MEASURED = (12, 2) if HAS_GPU else (4, 2)  # steps; how often acceptance is measured
 MOST_TOKENS = 20.2e6  # of answers that a head sees: 20 million are the goal
 K = 7 if HAS_GPU else 4
@@ -143,11 +138,7 @@ def train_eagle3(place: str) -> Iterator[dict[str, Any]]:
     config, stages = begin(place, after="data")
     from benchmarks import train_eagle3 as library  # needs speculators, which other rungs do without
 
-    config = changed(config, folder=str(config.run / EAGLE3), **library.EAGLE3)
-    config.run.mkdir(exist_ok=True)
-    if not config.data_folder.exists():
-        config.data_folder.symlink_to(config.run.parent / "data")
-    yield from learn(config, stages, library.train_eagle3, "EAGLE-3: ")
+    yield from learn(library.of_eagle3(config), stages, library.train_eagle3, "EAGLE-3: ")
 
 
 def check(place: str) -> Iterator[dict[str, Any]]:
@@ -210,8 +201,7 @@ def learn(config: Config, stages: Stages, run: Callable[[Config], Any], name: st
     """Train for as many steps as there is time for, by the speed of the first ones, or ``MOST_TOKENS`` of answers."""
     if f"{name}first steps" not in stages:
         since = time.monotonic()
-        with profiled(config.run / "profile.log"):
-            run(config)
+        run(config)
         rows = steps_of(config)
         rate = tokens_per_second(config, rows[(len(rows) - 1) // 2 :])
         steps = min(STEPS_SECONDS * rate / config.step.tokens, MOST_TOKENS / stages["data"]["a step"])
@@ -225,21 +215,6 @@ def learn(config: Config, stages: Stages, run: Callable[[Config], Any], name: st
     facts = {"tokens": round(steps * stages["data"]["a step"]), "steps": steps}
     facts |= {"rate": tokens_per_second(config, rows), "loss": rows[-1]["loss"]}
     yield stages.keep(f"{name}run", since, **facts, **{"peak GB": rows[-1]["peak_gb"]})
-
-
-@contextmanager
-def profiled(file: Path) -> Iterator[None]:
-    """Write what the time of some steps went to, by operator, to ``file``."""
-    wait, active = PROFILED
-    profiler = torch.profiler.profile(schedule=torch.profiler.schedule(wait=wait, warmup=1, active=active, repeat=1))
-    hook = register_optimizer_step_post_hook(lambda *_: profiler.step())
-    try:
-        with profiler:
-            yield
-    finally:
-        hook.remove()
-    by = ["self_cpu_time_total", *["self_cuda_time_total"] * HAS_GPU]
-    file.write_text("\n".join(profiler.key_averages().table(sort_by=key, row_limit=40) for key in by))
 
 
 def steps_of(config: Config) -> list[dict[str, Any]]:
@@ -300,7 +275,7 @@ def bring_back(folder: Path) -> None:
     run = run_folder(place)
     eagle3 = run / EAGLE3
     for name, of_head in (("head", run), (EAGLE3, eagle3)):
-        for pattern in ("stages.jsonl", "al.jsonl", "log.jsonl", "profile.log", "logs/*.log"):
+        for pattern in ("stages.jsonl", "al.jsonl", "log.jsonl", "logs/*.log"):
             for log in of_head.glob(pattern):
                 shutil.copy(log, folder / f"{name}-{log.name}")
     for name, head in (("head", run / "checkpoints/best"), (EAGLE3, newest(eagle3))):

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.real import HEADS as REAL
 from benchmarks.real import TARGET, greedy_drafts
-from benchmarks.train_eagle3 import EAGLE3, train_eagle3
+from benchmarks.train_eagle3 import of_eagle3, train_eagle3
 from benchmarks.train_gpu import changed
 from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.engines import quick_dtype
@@ -32,8 +32,6 @@ from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import head_hash
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
-# Of peagle.yaml, what differs.
-HEADS: dict[str, dict[str, Any]] = {"peagle": {}, "eagle3": EAGLE3}  # the first with its selector
 
 
 def publish(head: Path, folder: Path) -> None:
@@ -60,19 +58,18 @@ def train(config: Config, out: Path) -> None:
     """Train both heads on answers.jsonl and publish them in ``out``."""
     for step in ("data", "states"):
         do(step, config)
-    for head, settings_of_head in HEADS.items():
-        head_config, began = changed(config, folder=str(config.run / head), **settings_of_head), time.monotonic()
-        head_config.run.mkdir(parents=True, exist_ok=True)
-        if not head_config.data_folder.exists():
-            head_config.data_folder.symlink_to(config.data_folder)
-        if head == "eagle3":
-            best = train_eagle3(head_config)
-        else:
-            do("run", head_config)
-            do("check", head_config)
-            best = head_config.run / "checkpoints/best"
-        publish(best, out / head)
-        record(best, head_config, round(time.monotonic() - began), out / head)
+    for name, settings, learn in (("peagle", config, train_peagle), ("eagle3", of_eagle3(config), train_eagle3)):
+        began = time.monotonic()
+        best = learn(settings)
+        publish(best, out / name)
+        record(best, settings, round(time.monotonic() - began), out / name)
+
+
+def train_peagle(config: Config) -> Path:
+    """Train a P-EAGLE head and its selector, and compare it with vLLM; the folder of the best head."""
+    do("run", config)
+    do("check", config)
+    return config.run / "checkpoints/best"
 
 
 def record(best: Path, config: Config, seconds: int, place: Path) -> None:

@@ -67,13 +67,7 @@ def test_a_rehearsal_of_rung_3(tmp_path: Path) -> None:
     steps = ("server", "prompts", "answers", "data", "first steps", "run", "check")
     steps += ("EAGLE-3: first steps", "EAGLE-3: run")
     assert all(len(re.findall(rf"^{step}  +\d+", page, re.M)) == 1 for step in steps)
-    logs = {
-        "server.log",
-        "head-log.jsonl",
-        "head-profile.log",
-        "head-al.jsonl",
-        "eagle3-log.jsonl",
-    }
+    logs = {"server.log", "head-log.jsonl", "head-al.jsonl", "eagle3-log.jsonl"}
     assert logs | {"answers.jsonl.xz", "head.tar.0"} <= archived
     with tarfile.open(tmp_path / "head.tar.0") as head:
         head.extractall(tmp_path, filter="data")
