@@ -14,9 +14,8 @@ from peagle_tools.train.draft_model import PEagleDraftModel
 
 VOCAB, DRAFT_VOCAB = 24, 20
 HIDDEN, NUM_AUX = 16, 3
-LAYERS, WINDOW = 2, 4
+LAYERS = 2
 CONFIGS = {"llama": (LlamaConfig, 2), "qwen3": (Qwen3Config, 1)}  # class, KV heads of 4 query heads
-SLIDING = {"full": "", "sliding": "01", "mixed": "1"}  # layers with a window
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,6 @@ class Shape:
     """A head; ``norms`` are the norms before ``fc``."""
 
     family: str = "llama"
-    sliding: str = "full"
     norms: str = ""
     dtype: torch.dtype = torch.float32
     draft_vocab: int = DRAFT_VOCAB
@@ -42,10 +40,6 @@ def config_of(shape: Shape) -> peagle.PEagleSpeculatorConfig:
         vocab_size=VOCAB,
         max_position_embeddings=512,
     )
-    layer.sliding_window = WINDOW
-    layer.layer_types = [
-        "sliding_attention" if str(i) in SLIDING[shape.sliding] else "full_attention" for i in range(LAYERS)
-    ]
     layer._attn_implementation = "sdpa"
     return peagle.PEagleSpeculatorConfig(
         transformer_layer_config=layer,

@@ -10,7 +10,7 @@ from speculators.losses import resolve_loss_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.train.heads import CONFIGS, SLIDING, Shape, batch, cross_entropy, furthest, pair, step
+from tests.train.heads import CONFIGS, Shape, batch, cross_entropy, furthest, pair, step
 
 LIMITS = {"fp32": (torch.float32, 1e-5), "fp64": (torch.float64, 1e-10)}
 # Lengths of documents, supervised positions, padding.
@@ -24,23 +24,23 @@ SEQUENCES = {
 RATIOS = {"all": (1.0, 1.0), "cod": (0.7, 0.2)}
 LOSS = {"ce": (cross_entropy, 1.0)}
 NORMS = ("", "fc_norm", "norm_before_fc")
-GRID = product(SLIDING, SEQUENCES, (2, 4, 8), (1, 7, 999), RATIOS, LIMITS)
+GRID = product(SEQUENCES, (2, 4, 8), (1, 7, 999), RATIOS, LIMITS)
 CASES = [
     (number, *case)
     for number, case in enumerate(GRID)
-    if (case[3] == 7 or not case[1].endswith("-anchor")) and (case[2] == 8 or case[5] == "fp64")
+    if (case[2] == 7 or not case[0].endswith("-anchor")) and (case[1] == 8 or case[4] == "fp64")
 ]
 
 
-@pytest.mark.parametrize(("seed", "sliding", "sequence", "num_depths", "chunk_rows", "sampling", "dtype"), CASES)
+@pytest.mark.parametrize(("seed", "sequence", "num_depths", "chunk_rows", "sampling", "dtype"), CASES)
 def test_a_step_in_parts_is_the_flat_step(
-    seed: int, sliding: str, sequence: str, num_depths: int, chunk_rows: int, sampling: str, dtype: str
+    seed: int, sequence: str, num_depths: int, chunk_rows: int, sampling: str, dtype: str
 ) -> None:
     """Kinds of layers and norms take turns."""
     torch_dtype, limit = LIMITS[dtype]
     family = [*CONFIGS][seed // 4 % 2]
     documents, *positions = SEQUENCES[sequence]
-    flat, parts = pair(Shape(family, sliding, NORMS[seed % len(NORMS)], torch_dtype))
+    flat, parts = pair(Shape(family, NORMS[seed % len(NORMS)], torch_dtype))
     torch.manual_seed(seed)
     given = batch(documents, [*positions[0]], torch_dtype, positions[1])
     ratio, least = RATIOS[sampling]
@@ -78,17 +78,16 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def largest(sliding: str, tokens: int, num_depths: int) -> int:
+def largest(tokens: int, num_depths: int) -> int:
     given = batch([tokens], [*range(1, tokens)], torch.float32)
     with Largest() as seen:
-        step(pair(Shape(sliding=sliding))[1], given, 0, num_depths=num_depths, chunk_rows=64, loss_config=LOSS)
+        step(pair(Shape())[1], given, 0, num_depths=num_depths, chunk_rows=64, loss_config=LOSS)
     return seen.numbers
 
 
-@pytest.mark.parametrize("sliding", ["full", "sliding"])
-def test_no_tensor_grows_with_depths_or_with_the_square_of_tokens(sliding: str) -> None:
-    assert largest(sliding, 512, 8) < 1.1 * largest(sliding, 512, 3)  # a chunk ends with its last anchor
-    assert largest(sliding, 1024, 3) < 2.1 * largest(sliding, 512, 3)
+def test_no_tensor_grows_with_depths_or_with_the_square_of_tokens() -> None:
+    assert largest(512, 8) < 1.1 * largest(512, 3)  # a chunk ends with its last anchor
+    assert largest(1024, 3) < 2.1 * largest(512, 3)
 
 
 class Attentions(TorchDispatchMode):

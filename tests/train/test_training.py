@@ -254,7 +254,7 @@ REFUSED = {
     "a document longer than a step": ({"step": {"tokens": 32}}, "documents have more than step.tokens"),
     "unknown option": ({"speculators": {"draft_arc": "llama"}}, "draft_arc: is no option of speculators"),
     "its value": ({"speculators": {"draft_arch": "gpt"}}, "speculators.draft_arch: Input should be 'llama' or"),
-    "one that is set elsewhere": ({"speculators": {"num_layers": 3}}, "num_layers: cannot be set here; remove it"),
+    "a window": ({"speculators": {"full_attention_indices": []}}, "full_attention_indices: cannot be set here; remove"),
     "its logger": ({"speculators": {"logger": "tensorboard"}}, "logger: tensorboard is not installed; pip install"),
 }
 

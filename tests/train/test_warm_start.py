@@ -39,6 +39,10 @@ def test_a_head_goes_on_with_more_layers_and_drafts_the_same(tmp_path: Path) -> 
         begin(toy_run(tmp_path / "fewer", head={"layers": 1, "init": init}))
     with pytest.raises(ToolError, match=r"head.aux_layers: is \[1, 2, 3\], but .* has \[2, 4, 5\]; write \[2, 4, 5\]$"):
         begin(toy_run(tmp_path / "other", head={"aux_layers": [1, 2, 3], "init": init}))
+    first.config.transformer_layer_config.layer_types = ["full_attention", "sliding_attention"]
+    first.save_pretrained(tmp_path / "head")
+    with pytest.raises(ToolError, match=r"^head: its layers have a sliding window, and none is trained so; begin wi"):
+        begin(toy_run(tmp_path / "windowed", head={"init": init}))
 
 
 def test_a_draft_vocabulary_is_the_likeliest_tokens_or_that_of_the_head(tmp_path: Path) -> None:

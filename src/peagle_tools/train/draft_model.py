@@ -14,7 +14,8 @@ from speculators.models.peagle.metrics import compute_metrics
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from peagle_tools.train.partition import ATTENTION, Documents, MaskRows, RealRows, StepRows, anchor_chunks, chunked_sum
+from peagle_tools.shared.errors import ToolError
+from peagle_tools.train.partition import ATTENTION, Documents, RowAttention, StepRows, anchor_chunks, chunked_sum
 from peagle_tools.train.selector_training import selector_loss
 
 peagle.PEagleSpeculatorConfig._auto_class = None  # else each head is saved with the source of this class
@@ -28,6 +29,9 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
     def __init__(self, config: peagle.PEagleSpeculatorConfig):
         config.transformer_layer_config._attn_implementation = ATTENTION
         super().__init__(config)
+        if self.uses_sliding_window_attn:
+            remedy = "begin without, and `peagle-vllm convert --window` gives the trained head one"
+            raise ToolError(f"head: its layers have a sliding window, and none is trained so; {remedy}")
         self.candidate_selector: CandidateSelector | None = None
 
     def forward(
@@ -120,19 +124,25 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         states, mask_row = inputs[:, :num_tokens], inputs[:, num_tokens:]  # all mask rows have one input
         positions = torch.arange(num_tokens, device=states.device)
         rotary = self.rotary_emb(states, positions[None])
-        windows = [self.sliding_window if i in self.sliding_window_indices else None for i in range(len(self.layers))]
 
         def run(layer: torch.nn.Module, states: Tensor, attention: Any, position: Tensor) -> Tensor:
             embeddings = tuple(part[:, position] for part in rotary)
             return layer(states, attention_mask=attention, position_ids=position[None], position_embeddings=embeddings)
 
-        def run_real(layer: torch.nn.Module, states: Tensor, attention: RealRows) -> tuple[Tensor, ...]:
-            return run(layer, states, attention, positions), *attention.kept
+        real = RowAttention(documents, states)
 
-        real = {window: RealRows(documents, window, chunk_rows, states) for window in set(windows)}
+        def run_real(layer: torch.nn.Module, states: Tensor) -> tuple[Tensor, ...]:
+            kept: list[Tensor] = []
+
+            def attention(module: torch.nn.Module, query: Tensor, *key_value: Tensor, **options: Any) -> Tensor:
+                kept.extend(key_value)
+                return real.attend(module, query, *key_value, **options)
+
+            return run(layer, states, attention, positions), *kept
+
         kept: list[Tensor] = []
-        for layer, window in zip(self.layers, windows, strict=True):
-            states, *key_value = checkpoint(run_real, layer, states, real[window], use_reentrant=False)
+        for layer in self.layers:
+            states, *key_value = checkpoint(run_real, layer, states, use_reentrant=False)
             kept += key_value
 
         def real_chunk(position: Tensor, states: Tensor) -> Tensor:
@@ -140,9 +150,9 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
 
         def mask_chunk(rows: StepRows, mask_row: Tensor, *kept: Tensor) -> Tensor:
             states = mask_row.expand(-1, len(rows.anchor), -1)
-            attention = {window: MaskRows(documents, rows, window, states) for window in set(windows)}
-            for layer, window, key, value in zip(self.layers, windows, kept[::2], kept[1::2], strict=True):
-                states = run(layer, states, attention[window].on(key, value), rows.position)
+            attention = RowAttention(documents, states, rows)
+            for layer, key, value in zip(self.layers, kept[::2], kept[1::2], strict=True):
+                states = run(layer, states, attention.on(key, value), rows.position)
             return part(states, rows)
 
         output = [*self.norm.parameters(), *self.lm_head.parameters()]

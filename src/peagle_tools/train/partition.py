@@ -61,48 +61,41 @@ class Documents:
 
 
 Run = tuple[int, int]  # the first and one past the last
-Segment = tuple[Run, Run]  # of rows, and of the real positions that they may attend to
 
 
-class Segments:
-    """Attention of all rows, segments of like sizes at once: each is padded to the longest of its batch.
+class RowAttention:
+    """Attention of the real rows, or of a chunk of mask rows on those and on themselves.
+
+    A document's rows attend at once, and documents of like sizes: each is padded to the longest of its batch.
 
     Args:
-        segments: of which each row is in one.
-        sees: whether rows [n, rows, 1] attend to real positions [n, 1, keys]; None: a segment's keys are its rows, and
-            each attends to those before it.
-        own: whether rows [n, rows, 1] attend to rows [n, 1, rows], where these are keys too, behind the real ones.
-        num_real: how many keys are real.
+        mask_rows: the chunk; None: the real rows.
     """
 
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        like: Tensor,
-        sees: Callable[[Tensor, Tensor], Tensor] | None = None,
-        own: Callable[[Tensor, Tensor], Tensor] | None = None,
-        num_real: int = 0,
-    ):
+    def __init__(self, documents: Documents, like: Tensor, mask_rows: StepRows | None = None):
+        segments = [(span, (span[0], span[0])) for span in documents.spans]
+        if mask_rows:
+            segments = _mask_segments(documents, mask_rows)
         self.batches: list[tuple[Tensor, Tensor, Tensor | None]] = []  # rows, keys, bias
         place, num_places = torch.zeros(max(stop for (_, stop), _ in segments), dtype=torch.int64), 0
-        for batch in _of_like_sizes(segments, own is not None):
+        for batch in _of_like_sizes(segments):
             padded = [index for runs in zip(*batch, strict=True) for index in _padded(runs)]
             rows, in_rows = padded[:2]
             place[rows[in_rows]] = num_places + in_rows.flatten().nonzero()[:, 0]
             num_places += rows.numel()
             rows, in_rows, keys, in_keys = (index.to(like.device) for index in padded)
-            bias = None
-            if sees:
-                seen = sees(rows[:, :, None], keys[:, None]) & in_keys[:, None]
-                if own:
-                    seen = torch.cat([seen, own(rows[:, :, None], rows[:, None]) & in_rows[:, None]], dim=-1)
-                    keys = torch.cat([keys, rows + num_real], dim=1)
+            if mask_rows:
+                anchor, depth = mask_rows.anchor[rows], mask_rows.depth[rows]
+                own = (anchor[:, :, None] == anchor[:, None]) & (depth[:, :, None] >= depth[:, None])
+                seen = torch.cat([(keys[:, None] <= anchor[:, :, None]) & in_keys[:, None], own & in_rows[:, None]], -1)
                 bias = like.new_zeros(seen.shape).masked_fill_(~seen, float("-inf"))[:, None]
-            self.batches.append((rows, keys, bias))
+                self.batches.append((rows, torch.cat([keys, rows + len(documents.ids)], dim=1), bias))
+            else:
+                self.batches.append((rows, rows, None))  # each attends to those before it
         self.place = place.to(like.device)  # of each row, in the batches' output
 
     def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Of [1, heads, rows or keys, head_dim] each, [1, rows, heads, head_dim]."""
+        """Of [1, heads, rows or keys, head_dim] each, [1, rows, heads, head_dim]; mask rows come after real ones."""
 
         def take(tensor: Tensor, index: Tensor) -> Tensor:
             return tensor[0].index_select(1, index.flatten()).unflatten(1, index.shape).transpose(0, 1)
@@ -113,15 +106,33 @@ class Segments:
         ]
         return torch.cat([output.flatten(0, 1) for output in outputs]).index_select(0, self.place)[None]
 
+    def on(self, kept_key: Tensor, kept_value: Tensor) -> Callable[..., Tensor]:
+        """That of mask rows in a layer whose real rows have these keys and values, [1, heads, N, head_dim]."""
 
-def _of_like_sizes(segments: Sequence[Segment], rows_are_keys: bool) -> Iterator[list[Segment]]:
-    """``segments`` by size, in batches whose padding takes no more than they do."""
+        def attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+            key, value = torch.cat([kept_key, key], dim=2), torch.cat([kept_value, value], dim=2)
+            return self.attend(module, query, key, value, **options)
 
-    def size(segment: Segment) -> tuple[int, int]:
-        rows, keys = (stop - start for start, stop in segment)
-        return rows, keys + rows * rows_are_keys
+        return attention
 
-    batch: list[Segment] = []
+
+def _mask_segments(documents: Documents, rows: StepRows) -> list[tuple[Run, Run]]:
+    """For each document, its run of ``rows``, and the real positions up to its last anchor there."""
+    first = documents.first[rows.anchor]
+    counts = first.unique_consecutive(return_counts=True)[1]
+    stops = counts.cumsum(0)
+    ends = torch.stack([stops - counts, stops, first[stops - 1], rows.anchor[stops - 1] + 1])
+    return [((start, stop), (first, after)) for start, stop, first, after in ends.T.tolist()]
+
+
+def _of_like_sizes(segments: list[tuple[Run, Run]]) -> Iterator[list[tuple[Run, Run]]]:
+    """Runs of rows and of real positions before them, by size, in batches whose padding takes no more than they do."""
+
+    def size(segment: tuple[Run, Run]) -> tuple[int, int]:
+        rows, before = (stop - start for start, stop in segment)
+        return rows, before + rows
+
+    batch: list[tuple[Run, Run]] = []
     for segment in sorted(segments, key=size, reverse=True):
         more = [*batch, segment]
         rows, keys = zip(*map(size, more), strict=True)
@@ -137,66 +148,6 @@ def _padded(runs: Sequence[Run]) -> tuple[Tensor, Tensor]:
     starts, stops = torch.tensor(runs).T[:, :, None]
     index = starts + torch.arange(int((stops - starts).max()))
     return index.minimum(stops - 1), index < stops
-
-
-class RealRows:
-    """Attention among the real rows, document by document; ``kept`` is the keys and values of the last call.
-
-    Where a window cuts a document, its rows go in blocks of ``chunk_rows``, so that nothing is as large as the square
-    of a document.
-    """
-
-    def __init__(self, documents: Documents, window: int | None, chunk_rows: int, like: Tensor):
-        self.kept: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
-        if window is None:
-            self.segments = Segments([(span, span) for span in documents.spans], like)
-            return
-        blocks = [
-            ((row, min(row + chunk_rows, stop)), (max(start, row - window + 1), min(row + chunk_rows, stop)))
-            for start, stop in documents.spans
-            for row in range(start, stop, chunk_rows)
-        ]
-        self.segments = Segments(blocks, like, lambda row, key: (key <= row) & (key > row - window))
-
-    def __call__(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        self.kept = key, value
-        return self.segments.attend(module, query, key, value, **options)
-
-
-class MaskRows:
-    """Attention of one chunk of mask rows: on the real rows' keys and values of the layer, and on the chunk's own."""
-
-    def __init__(self, documents: Documents, rows: StepRows, window: int | None, like: Tensor):
-        first = documents.first[rows.anchor]
-        counts = first.unique_consecutive(return_counts=True)[1]
-        stops = counts.cumsum(0)
-        ends = torch.stack(
-            [stops - counts, stops, first[stops - 1], rows.anchor[stops - counts], rows.anchor[stops - 1]]
-        )
-        # Its rows see an anchor outside the window, too.
-        reach = len(documents.ids) if window is None else max(0, window - 2)
-        segments = [
-            ((start, stop), (max(first, anchor - reach), last + 1))
-            for start, stop, first, anchor, last in ends.T.tolist()
-        ]
-
-        def sees(row: Tensor, key: Tensor) -> Tensor:
-            seen = key <= rows.anchor[row]
-            return seen if window is None else seen & ((key > rows.position[row] - window) | (key == rows.anchor[row]))
-
-        def own(row: Tensor, key: Tensor) -> Tensor:
-            return (rows.anchor[row] == rows.anchor[key]) & (rows.depth[row] >= rows.depth[key])
-
-        self.segments = Segments(segments, like, sees, own, len(documents.ids))
-
-    def on(self, kept_key: Tensor, kept_value: Tensor) -> Callable[..., Tensor]:
-        """The attention of a layer whose real rows have these keys and values, [1, heads, N, head_dim]."""
-
-        def attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-            key, value = torch.cat([kept_key, key], dim=2), torch.cat([kept_value, value], dim=2)
-            return self.segments.attend(module, query, key, value, **options)
-
-        return attention
 
 
 def _attend(

@@ -103,6 +103,7 @@ def to_options(config: Config) -> TrainConfig:
         "seed": config.optimizer.seed,
         "verifier_name_or_path": config.target,
         "num_layers": head.layers,
+        "full_attention_indices": list(range(head.layers)),
         "target_layer_ids": config.aux_layers,
         "draft_vocab_size": head.draft_vocab,
         "draft_attn_impl": "sdpa",  # the head has its own
@@ -123,7 +124,6 @@ def to_options(config: Config) -> TrainConfig:
         ours["num_workers"] = 0
     defaults = {
         "draft_arch": "qwen3" if "qwen3" in str(read_target(config.target).config.get("model_type")) else "llama",
-        "full_attention_indices": list(range(head.layers)),
         "norm_before_residual": False,
         "loss_implementation": "fused" if torch.accelerator.is_available() else "eager",  # the fused one is Triton's
         "scheduler_type": "cosine",
