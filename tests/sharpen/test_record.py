@@ -53,7 +53,7 @@ def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Rec
     trace_of, make_stats = record.trace_of, live.scheduler.make_spec_decoding_stats
 
     def keep(steps: Any, answered: dict[str, record.Answer]) -> CandidateTrace:
-        answers.update({recorder.own_id(request): answer for request, answer in answered.items()})
+        answers.update(answered)
         traces.append(trace_of(steps, answered))
         return traces[0]
 

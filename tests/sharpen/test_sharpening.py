@@ -95,16 +95,15 @@ def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callab
     assert all(tensor.dtype == torch.bfloat16 for name, tensor in tensors.items() if "scale" not in name)
     words = " ".join(ran.out.split())
     assert "4,000 drafts recorded" in words and "wrote" in words
+    assert "K = 3, held-out prompts: AL 1.810 before, 2.010 after (+11.0%), a gain of 0.200 ± 0.000" in words
     assert fakes.measured == [(False, 3), (True, 3)]
-    notes = json.loads((out / SELECTOR_FOLDER / "sharpen.json").read_text())
-    assert notes["num_speculative_tokens"] == 3 and notes["after"][0] > notes["before"][0]
 
 
 def test_what_is_no_better_is_not_written(tmp_path: Path, sharpen: Callable, fakes: Engines):
     fakes.gain = 0.0
     ran = sharpen()
     assert ran.code == 1
-    assert ran.err.splitlines()[-1].startswith(f"no better than {PEAGLE} on held-out prompts: nothing is written")
+    assert f"no better than {PEAGLE} on held-out prompts: nothing is written" in ran.err
     assert left(tmp_path) == []
 
 
@@ -127,9 +126,9 @@ def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable, monkeypat
     assert left(tmp_path) == ["bare", "few.txt"]
 
 
-@pytest.mark.parametrize("file", ["0.safetensors", "model.safetensors", "sharpen.json"])
+@pytest.mark.parametrize("file", ["0.safetensors", "model.safetensors"])
 def test_a_full_disk_is_one_line(file: str, tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
-    """While the trace, the selector or the finished head is written."""
+    """While the trace or the selector is written."""
 
     def fills(original: Callable) -> Callable:
         def write(path: Path, *args: Any, **more: Any) -> int:
@@ -139,8 +138,7 @@ def test_a_full_disk_is_one_line(file: str, tmp_path: Path, sharpen: Callable, m
 
         return write
 
-    for name in ("write_bytes", "write_text"):
-        monkeypatch.setattr(Path, name, fills(getattr(Path, name)))
+    monkeypatch.setattr(Path, "write_bytes", fills(Path.write_bytes))
     assert "cannot be written (No space left on device)" in only_line(sharpen())
     assert left(tmp_path) == []
 
@@ -178,13 +176,12 @@ def test_the_shipped_pair_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file.write_text("\n".join(texts))
     aside.write_text("\n".join(texts[:8]))
     out = tmp_path / "out"
-    options = ("--target", TARGET, "--prompts", file, "--held-out", aside, "-k", 3, "--max-tokens", 32, "--json")
+    options = ("--target", TARGET, "--prompts", file, "--held-out", aside, "-k", 3, "--max-tokens", 32)
     engine = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20}
     ran = run(monkeypatch, "sharpen", PEAGLE, out, *options, "--engine", json.dumps(engine))
     assert ran.code in (0, 1), ran.err
-    report = json.loads(ran.out)
-    assert report["drafts"] > 800
-    assert 2 < report["before"][0] < 4 and 2 < report["after"][0] < 4
+    drafts, before, after = re.search(r"^(\d+|\d,\d+) drafts .*AL (\S+) before, (\S+) after", ran.out, re.S).groups()
+    assert int(drafts.replace(",", "")) > 800 and 2 < float(before) < 4 and 2 < float(after) < 4
     assert out.exists() == (ran.code == 0)
     if ran.code == 0:
         assert read_selector_config(read_head(out).config, "") is not None

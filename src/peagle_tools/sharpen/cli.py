@@ -1,8 +1,5 @@
 """``peagle-vllm sharpen``."""
 
-import json
-import sys
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +8,9 @@ import typer
 
 from peagle_tools.shared.terminal import (
     EngineOption,
-    JsonOption,
     exit_if_unfit,
     exit_on_sigterm,
+    fail,
     json_object,
     one_line_errors,
 )
@@ -34,7 +31,6 @@ def sharpen(
     candidates: Annotated[int, typer.Option(metavar="M", min=2, max=64, help="Candidates a position.")] = 16,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=8, help="The longest answer, in tokens.")] = 160,
     engine: EngineOption = "{}",
-    as_json: JsonOption = False,
 ) -> None:
     """Fit a selector to a head, so that its K tokens know of each other. HEAD itself stays as it is.
 
@@ -62,11 +58,8 @@ def sharpen(
         ids = partial(token_ids, read_tokenizer(target))
         sizes = depth, rank, candidates, max_tokens
         job = sharpening.Job(model, list(map(ids, learn)), list(map(ids, aside)), *sizes, arguments)
-        report = sharpening.sharpen(source, job, out)
-    if as_json:
-        print(json.dumps(asdict(report), indent=2))
-    else:
-        print(report.text, *[f"wrote {out}"] * report.is_better, sep="\n")
-    if not report.is_better:
-        print(f"no better than {head} on held-out prompts: nothing is written; give more prompts", file=sys.stderr)
-        raise typer.Exit(1)
+        try:
+            print(sharpening.sharpen(source, job, out), f"wrote {out}", sep="\n")
+        except sharpening.NoGain as error:
+            print(error)
+            fail(f"no better than {head} on held-out prompts: nothing is written; give more prompts", 1)

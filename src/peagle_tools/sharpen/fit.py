@@ -8,7 +8,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from peagle_kernels.select_candidates import CandidateSelector
-from peagle_tools.sharpen.trace import CandidateTrace, Gain
+from peagle_tools.sharpen.trace import CandidateTrace
 
 BATCH, LEAST_STEPS = 1024, 40  # drafts; steps an epoch, in smaller batches where drafts are few
 LEARNING_RATE = 3e-3
@@ -75,7 +75,7 @@ def fit(
     """
 
     def judged(selector: CandidateSelector) -> tuple[float, CandidateSelector]:
-        return Gain.of(held.accepted(selector, target_ids), held.prompt).length, selector
+        return float(held.accepted(selector, target_ids).double().mean()), selector
 
     torch.manual_seed(0)
     model = new_selector(learned, vocab_size, len(target_ids), rank)

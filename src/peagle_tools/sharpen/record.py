@@ -71,7 +71,7 @@ def trace_of(recorded: list[RecordedStep], answers: dict[str, Answer]) -> Candid
     """Drafts whose bonus token is the target's, with the target's own tokens there.
 
     Args:
-        answers: by the engine's own request id.
+        answers: by ``LLM.generate``'s request ids, to which vLLM appends "-" and random characters in the engine.
     """
     parts = []
     for step in recorded:
@@ -80,7 +80,7 @@ def trace_of(recorded: list[RecordedStep], answers: dict[str, Answer]) -> Candid
         tokens: list[list[int]] = []
         prompts: list[int] = []
         for row, (request, first) in enumerate(zip(step.requests, step.first.tolist(), strict=True)):
-            answer = answers[request]
+            answer = answers[request.rpartition("-")[0] or request]
             if answer.num_prompt < first < len(answer.tokens):  # neither in the midst of a prefill nor after the end
                 known = answer.tokens[first - 1 : first + num_k]
                 kept.append(row)
@@ -90,15 +90,6 @@ def trace_of(recorded: list[RecordedStep], answers: dict[str, Answer]) -> Candid
         truth = torch.tensor(tokens, dtype=torch.int32).view(-1, num_k + 1)
         parts.append(CandidateTrace(*drafts, truth, torch.tensor(prompts, dtype=torch.int32)))
     return CandidateTrace.joined(parts)
-
-
-def answer_all(engine: Any, prompts: list[tuple[int, list[int]]], params: Any) -> dict[str, Answer]:
-    """By the engine's own request ids, which ``LLM.generate`` would not tell."""
-    requests = {engine.add_request(str(i), {"prompt_token_ids": ids}, params): (i, ids) for i, ids in prompts}
-    answers: dict[str, list[int]] = {}
-    while engine.has_unfinished_requests():
-        answers |= {output.request_id: output.outputs[0].token_ids for output in engine.step() if output.finished}
-    return {key: Answer(i, [*ids, *answers[str(i)]], len(ids)) for key, (i, ids) in requests.items()}
 
 
 def record_all(
@@ -111,7 +102,11 @@ def record_all(
     with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
         llm.collective_rpc(start, args=(num_candidates,))
         for begin in tqdm(range(0, len(prompts), SHARD), "record", leave=False, disable=None):
-            numbered = list(enumerate(prompts[begin : begin + SHARD], start=begin))
-            answers = answer_all(llm.llm_engine, numbered, greedy)
+            some = prompts[begin : begin + SHARD]
+            outputs = llm.generate([{"prompt_token_ids": ids} for ids in some], greedy, use_tqdm=False)
+            answers = {
+                output.request_id: Answer(number, [*ids, *output.outputs[0].token_ids], len(ids))
+                for number, (ids, output) in enumerate(zip(some, outputs, strict=True), start=begin)
+            }
             trace = trace_of([step for of_worker in llm.collective_rpc(take) for step in of_worker], answers)
             trace._replace(hidden=trace.hidden.to(torch.bfloat16)).save(folder / f"{begin:06}.safetensors")

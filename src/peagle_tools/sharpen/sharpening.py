@@ -2,8 +2,7 @@
 
 import random
 import shutil
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ import torch
 
 from peagle_kernels.select_candidates import CandidateSelector
 from peagle_tools.shared import engines
+from peagle_tools.shared.acceptance import sum_of
 from peagle_tools.shared.atomic_files import new_folder
 from peagle_tools.shared.conversations import Messages
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.selector_file import write_selector
 from peagle_tools.sharpen import fit, record
-from peagle_tools.sharpen.trace import CandidateTrace, Gain
-from peagle_vllm.heads.convert import write_json
-from peagle_vllm.heads.files import SELECTOR_FOLDER
+from peagle_tools.sharpen.trace import CandidateTrace
 from peagle_vllm.heads.head import Head, target_ids
 from peagle_vllm.heads.target import Target
 
@@ -45,31 +43,6 @@ class Job:
         return engines.Pair(self.target.name, str(head), self.arguments)
 
 
-@dataclass(frozen=True)
-class Sharpened:
-    """What ``sharpen`` measured: AL, served with the held-out prompts."""
-
-    num_speculative_tokens: int
-    drafts: int  # recorded
-    before: Gain
-    after: Gain
-    difference: Gain  # of the paired groups of prompts; ``length`` is what is gained
-
-    @property
-    def is_better(self) -> bool:
-        """Whether more is gained than the standard error of the gain."""
-        return self.difference.length > self.difference.error
-
-    @property
-    def text(self) -> str:
-        """For people."""
-        gain = f"{self.after.length / self.before.length - 1:+.1%}"
-        lengths = f"AL {self.before.shown} before, {self.after.shown} after ({gain})"
-        return (
-            f"{self.drafts:,} drafts recorded\nserved, K = {self.num_speculative_tokens}, held-out prompts: {lengths}"
-        )
-
-
 def split(prompts: list[Messages], held_out: list[Messages] | None) -> tuple[list[Messages], list[Messages]]:
     """Prompts to learn from, and to measure with: some of them, where no others are given. None is in both."""
     mixed = random.Random(0).sample(prompts, len(prompts))  # a file may be sorted
@@ -78,28 +51,31 @@ def split(prompts: list[Messages], held_out: list[Messages] | None) -> tuple[lis
 
 
 class NoGain(Exception):
-    """Nothing is to be written."""
+    """Nothing is written; the message is what was measured."""
 
 
-def sharpen(head: Head, job: Job, out: Path) -> Sharpened:
-    """Fit a selector to ``head`` and write the sharpened head to ``out`` when it drafts better.
+def sharpen(head: Head, job: Job, out: Path) -> str:
+    """Fit a selector to ``head`` and write the sharpened head to ``out``; what was measured.
 
     Raises:
+        NoGain: no more is gained than the standard error of the gain.
         ToolError: one line; nothing is written.
     """
     if len(job.learn) < LEAST_PROMPTS:
         raise ToolError(f"{len(job.learn)} prompts to learn from, at least {LEAST_PROMPTS} are needed; {ENOUGH}")
     if len(job.held_out) < LEAST_HELD_OUT:
         raise ToolError(f"{len(job.held_out)} prompts to measure with, at least {LEAST_HELD_OUT} are needed; {ENOUGH}")
-    with suppress(NoGain), new_folder(out) as folder:
+    with new_folder(out) as folder:
         trace = recorded(head, job, folder / "trace")
         learned, held = trace.divided()
         sizes = job.target.vocab_size, torch.from_numpy(target_ids(head)), job.rank
         write_sharpened(folder, head, fit.fit(learned, held, *sizes))
-        report = Sharpened(job.num_speculative_tokens, len(trace.ids), *served(head, folder, job))
-        if not report.is_better:
-            raise NoGain
-        write_json(folder / SELECTOR_FOLDER / "sharpen.json", asdict(report))
+        before, after, error = served(head, folder, job)
+        lengths = f"AL {before:.3f} before, {after:.3f} after ({after / before - 1:+.1%})"
+        gain = f"served, K = {job.num_speculative_tokens}, held-out prompts: {lengths}, a gain of {after - before:.3f}"
+        report = f"{len(trace.ids):,} drafts recorded\n{gain} ± {error:.3f}"
+        if after - before <= error:
+            raise NoGain(report)
     return report
 
 
@@ -113,15 +89,15 @@ def recorded(head: Head, job: Job, folder: Path) -> CandidateTrace:
     return trace
 
 
-def served(head: Head, changed: Path, job: Job) -> tuple[Gain, Gain, Gain]:
-    """AL of ``head``, that of the head in ``changed``, and what is gained."""
+def served(head: Head, changed: Path, job: Job) -> tuple[float, float, float]:
+    """AL of ``head``, that of the head in ``changed``, and the standard error of their difference."""
     sizes = job.num_speculative_tokens, job.max_tokens
     groups = [
         engines.in_process(engines.measure, job.pair(folder), job.held_out, *sizes) for folder in (head.folder, changed)
     ]
-    before, after = map(Gain.of_groups, groups)
+    before, after = (sum_of(group).length for group in groups)
     paired = torch.tensor([b.length - a.length for a, b in zip(*groups, strict=True)])
-    return before, after, Gain(after.length - before.length, float(paired.std() / len(paired) ** 0.5))
+    return before, after, float(paired.std() / len(paired) ** 0.5)
 
 
 def write_sharpened(folder: Path, head: Head, selector: CandidateSelector) -> None:

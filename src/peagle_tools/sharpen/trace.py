@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from peagle_kernels.select_candidates import Candidates, CandidateSelector, select_candidates_torch
-from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError
 
@@ -69,32 +68,3 @@ class CandidateTrace(NamedTuple):
             offsets = target_ids - torch.arange(len(target_ids))
             select_candidates_torch(drafts, candidates, selector, offsets, torch.empty_like(logits))
         return (drafts == self.tokens[:, 1:]).cumprod(dim=1).sum(dim=1)
-
-
-class Gain(NamedTuple):
-    """An acceptance length and its standard error over prompts."""
-
-    length: float
-    error: float
-
-    @classmethod
-    def of(cls, accepted: Tensor, prompt: Tensor) -> Self:
-        """1 + accepted tokens / drafts; prompts are independent of each other, drafts of one prompt are not."""
-        _, index = prompt.unique(return_inverse=True)
-        return cls.over(index.bincount(weights=accepted.double()), index.bincount())
-
-    @classmethod
-    def over(cls, accepted: Tensor, drafts: Tensor) -> Self:
-        """The same of counts: accepted tokens and drafts of each prompt."""
-        mean = accepted.sum() / drafts.sum()
-        error = (accepted - mean * drafts).square().sum().sqrt() / drafts.sum()
-        return cls(1 + float(mean), float(error))
-
-    @classmethod
-    def of_groups(cls, groups: list[Acceptance]) -> Self:
-        """The same of what each group of prompts was measured with."""
-        return cls.over(*torch.tensor([(group.num_accepted, group.num_drafts) for group in groups]).T)
-
-    @property
-    def shown(self) -> str:
-        return f"{self.length:.3f} ± {self.error:.3f}"
