@@ -21,6 +21,7 @@ from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import checkpoints as module
 from peagle_tools.train import cpu, training
 from peagle_tools.train import trainer as trainer_module
+from peagle_tools.train.documents import free_states
 from peagle_tools.train.peagle_yaml import STAMP, read_config
 from tests.train.runs import at_step, exit_code, in_child, new_trainer, result, stop, toy_run, train
 
@@ -105,6 +106,7 @@ def test_a_run_leaves_its_memory_to_the_next_step(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(training, "make_trainer", noted)
     assert training.run(read_config(toy_run(tmp_path, optimizer={"steps": 1}))).startswith("trained for 1 steps")
+    free_states()
     assert heads[0]() is None
 
 

@@ -28,7 +28,6 @@ def sharpen(
         int | None, typer.Option("-k", metavar="K", min=1, help="Tokens to draft; default: the trained depth.")
     ] = None,
     rank: Annotated[int, typer.Option(metavar="R", min=1, max=1024, help="Columns of the selector's tables.")] = 64,
-    candidates: Annotated[int, typer.Option(metavar="M", min=2, max=64, help="Candidates a position.")] = 16,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=8, help="The longest answer, in tokens.")] = 160,
     engine: EngineOption = "{}",
 ) -> None:
@@ -56,8 +55,7 @@ def sharpen(
         exit_if_unfit(check(source, model))
         depth = num_speculative_tokens or source.trained_depth or 5
         ids = partial(token_ids, read_tokenizer(target))
-        sizes = depth, rank, candidates, max_tokens
-        job = sharpening.Job(model, list(map(ids, learn)), list(map(ids, aside)), *sizes, arguments)
+        job = sharpening.Job(model, [*map(ids, learn)], [*map(ids, aside)], depth, rank, max_tokens, arguments)
         try:
             print(sharpening.sharpen(source, job, out), f"wrote {out}", sep="\n")
         except sharpening.NoGain as error:

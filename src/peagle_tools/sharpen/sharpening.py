@@ -23,6 +23,7 @@ from peagle_vllm.heads.target import Target
 HELD_OUT = 64  # prompts at most, and a fifth of few
 LEAST_PROMPTS = 40  # below it less than a group of prompts chooses the checkpoint
 LEAST_HELD_OUT = 2 * engines.GROUP  # a standard error needs two groups
+NUM_CANDIDATES = 16  # a position
 ENOUGH = "1,500 in all do well"
 
 
@@ -35,7 +36,6 @@ class Job:
     held_out: list[list[int]]  # measured, and nothing else
     num_speculative_tokens: int
     rank: int
-    num_candidates: int
     max_tokens: int
     arguments: dict[str, Any]  # more ones of ``vllm.LLM``
 
@@ -82,7 +82,7 @@ def sharpen(head: Head, job: Job, out: Path) -> str:
 def recorded(head: Head, job: Job, folder: Path) -> CandidateTrace:
     """The target's answers and what the head proposed; ``folder`` holds them meanwhile."""
     folder.mkdir()
-    sizes = job.num_speculative_tokens, job.num_candidates, job.max_tokens
+    sizes = job.num_speculative_tokens, NUM_CANDIDATES, job.max_tokens
     engines.in_process(record.record_all, job.pair(head.folder), job.learn, folder, *sizes)
     trace = CandidateTrace.joined([CandidateTrace.load(file) for file in sorted(folder.iterdir())])
     shutil.rmtree(folder)

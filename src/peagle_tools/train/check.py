@@ -1,4 +1,4 @@
-"""The trained head against vLLM: sound, and accepted there as replay says."""
+"""The trained head in vLLM: accepted there as replay says."""
 
 from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import sum_of
@@ -7,29 +7,23 @@ from peagle_tools.train.documents import free_states, read_rows
 from peagle_tools.train.lines import read_lines
 from peagle_tools.train.peagle_yaml import LOOP, Config
 from peagle_tools.train.replay import note_al
-from peagle_vllm.heads.checks import check as problems_of
-from peagle_vllm.heads.head import read_head
-from peagle_vllm.heads.target import read_target
 
 APART = 0.02  # of AL
 
 
 def check(config: Config) -> str:
-    """Inspect the best head, let vLLM draft with it on the held-out prompts, and compare AL with that of replay.
+    """Let vLLM, which checks it, draft with the best head on the held-out prompts, and compare AL with that of replay.
 
     vLLM's own counts go to al.jsonl.
 
     Raises:
-        ToolError: the head is not sound, the two differ by more than APART, or vLLM cannot run the pair.
+        ToolError: the two differ by more than APART, or vLLM cannot run the pair.
     """
     free_states()  # the engine needs their memory
     head, file = config.run / "checkpoints/best", config.run / "al.jsonl"
     if not head.exists():
         raise ToolError(f"{head}: no head is there; `peagle-vllm train run` trains one")
     step = int(head.resolve().name.removeprefix("step-"))
-    problems = problems_of(read_head(head), read_target(config.target), numbers=True)
-    if errors := [problem.line for problem in problems if problem.severity == "error"]:
-        raise ToolError("\n".join(errors))
     lines = read_lines(file, must_exist=False)
     replayed = {line["K"]: line["al"] for line in lines if line["step"] == step and line["how"] == "replay"}
     if missing := [k for k in config.ks if k not in replayed]:
@@ -46,4 +40,4 @@ def check(config: Config) -> str:
     if any(abs(al / replayed[k] - 1) > APART for k, al in lengths.items()):
         why = "training and serving differ, in the target, its layers, the chat template or the head's files"
         raise ToolError(f"step {step}: more than {APART:.0%} apart: {why}. {both}")
-    return f"step {step} is sound. {both}"
+    return f"step {step}: {both}"

@@ -21,7 +21,7 @@ STEPS = {
     "states": "Store the hidden states of all documents.",
     "run": "Train a head, or continue where a run was stopped or killed. Several GPUs: "
     "`torchrun --nproc-per-node 8 -m peagle_tools.cli train run peagle.yaml`; each has its own batches.",
-    "check": "Inspect the best head, and compare its AL in vLLM with replay's.",
+    "check": "Compare the best head's AL in vLLM with that of replay.",
 }
 
 

@@ -47,14 +47,14 @@ class Documents:
     """The documents packed in one sequence.
 
     Attributes:
-        ids: document of each position, [N] int64, counted by runs; -1 is padding, which is kept as one more document.
+        ids: document of each position, in one run each, [N] int64; padding is one more.
         first: first position of each position's document, [N].
         spans: first and one past the last position of each.
     """
 
     def __init__(self, ids: Tensor):
-        runs, counts = ids.unique_consecutive(return_inverse=True, return_counts=True)[1:]
-        self.ids = torch.where(ids == -1, -1, runs)
+        self.ids = ids
+        counts = ids.unique_consecutive(return_counts=True)[1]
         ends = counts.cumsum(0)
         self.first = (ends - counts).repeat_interleave(counts)
         self.spans = list(zip((ends - counts).tolist(), ends.tolist(), strict=True))

@@ -29,7 +29,6 @@ class Trainer(library.Trainer):
 
     Args:
         settings: peagle.yaml.
-        total: steps of the whole run.
     """
 
     def __init__(
@@ -38,13 +37,12 @@ class Trainer(library.Trainer):
         model: PEagleDraftModel,
         options: library.TrainerConfig,
         loaders: tuple[DataLoader, DataLoader],
-        total: int,
     ):
-        self.settings, self.total = settings, total
+        self.settings = settings
         self.log_file = settings.run / "log.jsonl"
         self.stopping = False
         library.build_optimizers = build_optimizers
-        super().__init__(model, options._replace(max_steps=total, resume_from_checkpoint=True), *loaders)
+        super().__init__(model, options, *loaders)
         self.model.register_forward_pre_hook(self._seed)
 
     @property
@@ -79,7 +77,7 @@ class Trainer(library.Trainer):
         """
         with self._signals(), self._log():
             for epoch in range(self.current_epoch, self.config.num_epochs):
-                if self.global_step >= self.total:
+                if self.global_step >= self.config.max_steps:
                     break
                 self.train_epoch(epoch, step_callback=self._after_step)
                 self.local_step = 0
@@ -109,7 +107,7 @@ class Trainer(library.Trainer):
     def _after_step(self) -> None:
         self.local_step += 1
         self.bar.update()
-        last, every = self.global_step == self.total, self.settings.every
+        last, every = self.global_step == self.config.max_steps, self.settings.every
         stopping, measured = self._any_stopping(), last or self.global_step % every.replay == 0
         if measured or stopping or self.global_step % every.checkpoint == 0:
             self._save(self._measure() if measured else None)
@@ -164,7 +162,7 @@ class Trainer(library.Trainer):
         """The library's metrics of a step as a line of log.jsonl, and a bar with the time that is left."""
         library.tqdm = lambda loader, **_: loader  # the library's bar, which knows an epoch only
         begun, is_first = self.global_step, self.rank == 0
-        self.bar = tqdm(total=self.total, initial=begun, unit="step", mininterval=1, disable=not is_first)
+        self.bar = tqdm(total=self.config.max_steps, initial=begun, unit="step", mininterval=1, disable=not is_first)
         handler, logger = Handler(), getLogger("speculators.metrics")
         handler.emit = self._note_step  # type: ignore[method-assign]
         if is_first:

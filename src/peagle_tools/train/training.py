@@ -1,6 +1,5 @@
 """``peagle-vllm train run``: peagle.yaml to speculators' options, the head, its data, and the trainer around them."""
 
-import gc
 import os
 import warnings
 from argparse import Namespace
@@ -34,13 +33,9 @@ REFUSED += ["train_data_ratio", "draft_config", "from_pretrained"]
 def run(config: Config) -> str:
     """Train a head with acceptance by replay; what it was, in the first process."""
     trainer = train(config)
-    rank, last, best = trainer.rank, trainer.checkpointer.steps()[-1], trainer.checkpointer.path / "best"
-    del trainer
-    gc.collect()  # hooks of the model refer to its trainer
-    if torch.accelerator.is_available():
-        torch.accelerator.empty_cache()  # the next step's engine needs the memory
-    if rank:
+    if trainer.rank:
         return ""
+    last, best = trainer.global_step, trainer.checkpointer.path / "best"
     return f"trained for {last} steps. The best head: {best}, {best.readlink()}; `peagle-vllm inspect {best}`"
 
 
@@ -81,8 +76,9 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     call |= {"max_anchors": config.speculators.get("max_anchors"), "chunk_rows": config.step.chunk_rows}
     fields = {name: getattr(args, name) for name in library.TrainerConfig._fields if hasattr(args, name)}
     fields |= {"num_epochs": args.epochs, "hidden_states_dtype": getattr(torch, config.step.dtype)}
+    fields |= {"max_steps": total, "resume_from_checkpoint": True}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}
-    return Trainer(config, head, library.TrainerConfig(**fields), batches, total)
+    return Trainer(config, head, library.TrainerConfig(**fields), batches)
 
 
 def _num_batches(loader: Any, epoch: int) -> int:
