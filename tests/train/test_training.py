@@ -72,17 +72,10 @@ def test_what_a_run_writes(undisturbed: tuple[Path, dict[str, Any]]) -> None:
     assert all(line["al"] == pytest.approx(1 + sum(line["acceptance"]), abs=2e-4) for line in al)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "change"),
-    [
-        ("rank: 4", "rank: 8", r"selector was \{'rank': 4\} and is \{'rank': 8\}; "),
-        ("lr: 0.01", "lr: 0.02", "optimizer was .*'lr': 0.01, .* and is .*'lr': 0.02, "),
-    ],
-)
-def test_other_settings_are_another_run(undisturbed: Any, old: str, new: str, change: str) -> None:
+def test_other_settings_are_another_run(undisturbed: Any) -> None:
     other = undisturbed[0].with_name("other.yaml")
-    other.write_text(undisturbed[0].read_text().replace(old, new))
-    with pytest.raises(ToolError, match=f"step-12 is of another run: {change}"):
+    other.write_text(undisturbed[0].read_text().replace("rank: 4", "rank: 8"))
+    with pytest.raises(ToolError, match=r"is of another run: selector was \{'rank': 4\} and is \{'rank': 8\}; put"):
         train(other)
 
 

@@ -1,6 +1,7 @@
 """speculators' P-EAGLE model, trained in parts: the same weights, loss and gradients, less memory."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -132,13 +133,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         real = RowAttention(documents, states)
 
         def run_real(layer: torch.nn.Module, states: Tensor) -> tuple[Tensor, ...]:
-            kept: list[Tensor] = []
-
-            def attention(module: torch.nn.Module, query: Tensor, *key_value: Tensor, **options: Any) -> Tensor:
-                kept.extend(key_value)
-                return real.attend(module, query, *key_value, **options)
-
-            return run(layer, states, attention, positions), *kept
+            return run(layer, states, real.attend, positions), *real.kept
 
         kept: list[Tensor] = []
         for layer in self.layers:
@@ -151,8 +146,8 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         def mask_chunk(rows: StepRows, mask_row: Tensor, *kept: Tensor) -> Tensor:
             states = mask_row.expand(-1, len(rows.anchor), -1)
             attention = RowAttention(documents, states, rows)
-            for layer, key, value in zip(self.layers, kept[::2], kept[1::2], strict=True):
-                states = run(layer, states, attention.on(key, value), rows.position)
+            for layer, *before in zip(self.layers, kept[::2], kept[1::2], strict=True):
+                states = run(layer, states, partial(attention.attend, before=before), rows.position)
             return part(states, rows)
 
         output = [*self.norm.parameters(), *self.lm_head.parameters()]

@@ -70,7 +70,12 @@ class RowAttention:
 
     Args:
         mask_rows: the chunk; None: the real rows.
+
+    Attributes:
+        kept: key and value of the last call.
     """
+
+    kept: tuple[Tensor, ...] = ()
 
     def __init__(self, documents: Documents, like: Tensor, mask_rows: StepRows | None = None):
         segments = [(span, (span[0], span[0])) for span in documents.spans]
@@ -94,26 +99,23 @@ class RowAttention:
                 self.batches.append((rows, rows, None))  # each attends to those before it
         self.place = place.to(like.device)  # of each row, in the batches' output
 
-    def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Of [1, heads, rows or keys, head_dim] each, [1, rows, heads, head_dim]; mask rows come after real ones."""
+    def attend(self, module: Any, query: Tensor, *kept: Tensor, before: Sequence[Tensor] = (), **more: Any) -> Tensor:
+        """Of query, key and value, [1, heads, rows, head_dim] each, [1, rows, heads, head_dim].
+
+        Args:
+            before: key and value of the real rows, which mask rows attend to.
+        """
+        self.kept = kept
+        key, value = (torch.cat(both, dim=2) for both in zip(before, kept, strict=True)) if before else kept
 
         def take(tensor: Tensor, index: Tensor) -> Tensor:
             return tensor[0].index_select(1, index.flatten()).unflatten(1, index.shape).transpose(0, 1)
 
         outputs = [
-            sdpa_attention_forward(module, take(query, rows), take(key, keys), take(value, keys), bias, **options)[0]
+            sdpa_attention_forward(module, take(query, rows), take(key, keys), take(value, keys), bias, **more)[0]
             for rows, keys, bias in self.batches
         ]
         return torch.cat([output.flatten(0, 1) for output in outputs]).index_select(0, self.place)[None]
-
-    def on(self, kept_key: Tensor, kept_value: Tensor) -> Callable[..., Tensor]:
-        """That of mask rows in a layer whose real rows have these keys and values, [1, heads, N, head_dim]."""
-
-        def attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-            key, value = torch.cat([kept_key, key], dim=2), torch.cat([kept_value, value], dim=2)
-            return self.attend(module, query, key, value, **options)
-
-        return attention
 
 
 def _mask_segments(documents: Documents, rows: StepRows) -> list[tuple[Run, Run]]:
