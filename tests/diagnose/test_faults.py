@@ -144,7 +144,6 @@ def test_what_inspect_finds_needs_no_engine(monkeypatch: pytest.MonkeyPatch):
 
 def test_unreadable_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pair = ("--target", TARGET, "--head", PEAGLE)
-    assert "are needed, or --url" in only_line(run(monkeypatch, "diagnose", "--target", TARGET))
     assert "cannot be read" in only_line(run(monkeypatch, "diagnose", *pair, "--prompts", tmp_path / "absent"))
     assert "not a JSON object" in only_line(run(monkeypatch, "diagnose", *pair, "--engine", "[]"))
     line = only_line(run(monkeypatch, "diagnose", *pair, "--engine", '{"no_such_argument": 1}'))

@@ -14,13 +14,8 @@ from peagle_tools.shared.terminal import EngineOption, JsonOption, fail, one_lin
 
 
 def diagnose(
-    target: Annotated[
-        str | None, typer.Option(metavar="TARGET", help="The served model: a folder or a hub id.")
-    ] = None,
-    head: Annotated[str | None, typer.Option(metavar="HEAD", help="The head: a folder or a hub id.")] = None,
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Read the counters of this running server instead.")
-    ] = None,
+    target: Annotated[str, typer.Option(metavar="TARGET", help="The served model: a folder or a hub id.")],
+    head: Annotated[str, typer.Option(metavar="HEAD", help="The head: a folder or a hub id.")],
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts: text or JSON lines, docs/bench.md.")
     ] = None,
@@ -40,21 +35,8 @@ def diagnose(
     read or run.
     """
     from peagle_tools.diagnose import diagnosis_report as report
-    from peagle_tools.diagnose import search
-
-    if url is not None:
-        from peagle_tools.shared.acceptance import read_server
-
-        with one_line_errors():
-            curve = read_server(url)
-        if as_json:
-            print(json.dumps(report.curve_of(curve) | {"unusual": search.irregularities(curve)}, indent=2))
-        else:
-            report.show_curve(report.console(), curve)
-        raise typer.Exit(1 if search.irregularities(curve) else 0)
-    if target is None or head is None:
-        fail("--target and --head are needed, or --url of a running server")
     from peagle_tools.diagnose import engine as measuring
+    from peagle_tools.diagnose import search
     from peagle_tools.diagnose.interventions import interventions, setup_of
     from peagle_tools.shared.engines import Pair, cannot_run
     from peagle_tools.shared.prompt_files import read_prompts

@@ -16,16 +16,16 @@ def as_dict(setup: Setup, diagnosis: Diagnosis) -> dict[str, Any]:
     """The diagnosis, ready for JSON."""
     return {
         "setup": asdict(setup),  # what was measured
-        **curve_of(diagnosis.base.curve),
+        **_curve(diagnosis.base.curve),
         # By how many last tokens had occurred before.
-        "by_repeated": {last: curve_of(curve) for last, curve in diagnosis.base.repeated.items()},
+        "by_repeated": {last: _curve(curve) for last, curve in diagnosis.base.repeated.items()},
         "unusual": irregularities(diagnosis.base.curve),  # what looks wrong there, and what it means, a line each
         "trials": [_trial(trial) for trial in diagnosis.trials],
         "cause": _trial(diagnosis.cause) | {"fix": diagnosis.cause.intervention.fix} if diagnosis.cause else None,
     }
 
 
-def curve_of(curve: Acceptance) -> dict[str, Any]:
+def _curve(curve: Acceptance) -> dict[str, Any]:
     return {
         "acceptance_length": round(curve.length, 4),  # tokens a step of the target, the bonus token included
         "acceptance": [round(rate, 4) for rate in curve.shares],  # share of the drafts, by position
@@ -51,7 +51,7 @@ def console() -> Console:
 def show(console: Console, setup: Setup, diagnosis: Diagnosis) -> None:
     """Print a diagnosis."""
     console.print(f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, greedy")
-    show_curve(console, diagnosis.base.curve)
+    _show_curve(console, diagnosis.base.curve)
     _show_repeated(console, diagnosis.base.repeated)
     if not (cause := diagnosis.cause):
         console.print("no cause: no change raised the acceptance length beyond noise", style="green")
@@ -68,7 +68,7 @@ def _table(*columns: str) -> Table:
     return Table(*columns, box=None, padding=(0, 2, 0, 0))
 
 
-def show_curve(console: Console, curve: Acceptance) -> None:
+def _show_curve(console: Console, curve: Acceptance) -> None:
     """Acceptance by position, and what is unusual in it, a line each."""
     console.print(f"acceptance length {curve.length:.2f} in {curve.num_drafts} drafts\n", style="bold")
     table = _table("position", "accepted", "usual")

@@ -6,18 +6,12 @@
 A draft is one round of one request. Imports no vLLM.
 """
 
-import re
-import urllib.request
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any, NamedTuple, Self
 
-from peagle_tools.shared.errors import ToolError
-
 PREFIX = "vllm:spec_decode_num_"
-COUNTERS = re.compile(PREFIX + r'(?:drafts|accepted_tokens_per_pos)_total\{(?:.*position="(\d+)")?.*\} (\S+)')
 BY_REQUEST = ("--per-request-spec-decode-metrics", "detailed")  # of vLLM's server: counts of each step of an answer
 
 
@@ -112,18 +106,3 @@ def read_engine(llm: Any) -> Acceptance:
     counts = {metric.name.removeprefix(PREFIX): metric for metric in llm.get_metrics()}
     accepted = counts.get("accepted_tokens_per_pos")  # none before the first draft
     return Acceptance(counts["drafts"].value, tuple(accepted.values)) if accepted else Acceptance(0, ())
-
-
-def read_server(url: str) -> Acceptance:
-    """Since the server started, over all its engines. ToolError where it has none."""
-    try:
-        with urllib.request.urlopen(f"{url.rstrip('/').removesuffix('/metrics')}/metrics", timeout=10) as answer:
-            metrics = answer.read().decode()
-    except (OSError, HTTPException, ValueError) as error:
-        raise ToolError(f"{url}/metrics cannot be read ({error}); is the server up, and is this its root?") from None
-    counts: Counter[str] = Counter()  # by position; drafts have none
-    for position, value in COUNTERS.findall(metrics):
-        counts[position] += int(float(value))
-    if len(counts) < 2:
-        raise ToolError(f"{url}/metrics has no vllm:spec_decode counters: no speculation, or --disable-log-stats")
-    return Acceptance(counts[""], tuple(counts[str(i)] for i in range(len(counts) - 1)))
