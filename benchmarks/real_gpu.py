@@ -175,7 +175,7 @@ def serve(arm: str, log: str) -> Iterator[dict[str, Any]]:
     here, out = Path(log).parent, Path(log).name
     turns.share(START_SECONDS)
     env = client.environment(suite, arm)
-    with Server(client.serve_arguments(suite, arm, drafting.k), None, cwd=here, env=env, log=here / f"{out}.log") as up:
+    with Server(client.serve_arguments(suite, arm, drafting.k), cwd=here, env=env, log=here / f"{out}.log") as up:
         started = up.wait_until_ready(START_SECONDS)
         turns.have_to_itself(TIMED_SECONDS)
         raw = client.measure(suite, cell, up, cwd=here, log=here / f"{out}-client.log")

@@ -50,14 +50,6 @@ def test_tune_ends_with_a_config_and_the_measured_gain(
     assert "holds a suite or results of other options" in only_line(run(monkeypatch, *command[:-2]))
 
 
-def test_a_server_that_refuses_sampled_requests_gives_no_config(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sweep itself is greedy, and would not notice."""
-    monkeypatch.setenv("STANDIN", "greedy")
-    ran = run(monkeypatch, "tune", *PAIR, "--prompts", prompts, "--k", 3)
-    assert ran.code == 2 and "it refuses sampled requests: HTTP 400: The min_p and logit_bias" in ran.out
-    assert ran.err == "peagle-vllm: 12 cells failed; the lines above give the reasons\n"
-
-
 def test_the_suite(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Adaptive verification is one more arm, at the deepest K; without a GPU it is refused."""
     (elsewhere / "head").symlink_to(PEAGLE)

@@ -19,7 +19,7 @@ from peagle_tools.bench.suite import HUB, Suite
 from peagle_tools.shared import processes, server
 from peagle_tools.shared.acceptance import BY_REQUEST, Answer
 from peagle_tools.shared.prompt_files import read_prompts
-from peagle_tools.shared.prompts import as_text, read_tokenizer
+from peagle_tools.shared.prompts import read_tokenizer, templated
 from peagle_tools.shared.server import Server
 
 COMMAND = [sys.executable, "-m", "peagle_tools.bench.client"]
@@ -149,7 +149,7 @@ def answers_of(messages: list[str]) -> list[Answer]:
 def write_prompts(args: Any, file: Path) -> None:
     """Write the prompts of ``args.prompts`` as vLLM's data set ``custom`` reads them, in the target's chat template."""
     tokenizer, prompts = read_tokenizer(args.model), read_prompts(Path(args.prompts), args.model)
-    texts = [as_text(tokenizer, messages, chat_template=True) for messages in prompts]
+    texts = [templated(tokenizer, messages, tokenize=False) for messages in prompts]
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     args.dataset_name, args.dataset_path = "custom", str(file)
     args.skip_chat_template = True

@@ -94,10 +94,9 @@ class Sweep:
             print(f"starting {first.drafter}, repeat {first.repeat} ...", flush=True)
             log = self.results / f"logs/{missing[0].id}-server.log"
             try:
-                with Server(arguments, None, cwd=self.folder, env=env, log=log) as server:
+                with Server(arguments, cwd=self.folder, env=env, log=log) as server:
                     seconds = server.wait_until_ready(self.suite.server_start_seconds)
                     print(f"  ready after {seconds:.0f} s", flush=True)
-                    server.check_sampling()
                     while missing:
                         lost = missing[:1]
                         self._keep(self._measure(missing[0], server))

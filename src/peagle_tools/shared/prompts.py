@@ -23,22 +23,14 @@ def read_tokenizer(target: str) -> Any:
 def token_ids(tokenizer: Any, messages: Messages) -> list[int]:
     """Of a prompt, through the tokenizer's chat template; raw where it has none."""
     if getattr(tokenizer, "chat_template", None):  # not every class of transformers knows the word
-        return _templated(tokenizer, messages, True)
-    return tokenizer.encode(_raw(messages))
+        return templated(tokenizer, messages, tokenize=True)
+    return tokenizer.encode("\n".join(message["content"] for message in messages))
 
 
-def as_text(tokenizer: Any, messages: Messages, chat_template: bool) -> str:
-    """A prompt as the text that a server is sent: in the tokenizer's chat template, special tokens included, or raw."""
-    return _templated(tokenizer, messages, False) if chat_template else _raw(messages)
-
-
-def _templated(tokenizer: Any, messages: Messages, tokenize: bool) -> Any:
+def templated(tokenizer: Any, messages: Messages, *, tokenize: bool) -> Any:
+    """A prompt in the tokenizer's chat template, special tokens included: token ids, or the text."""
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=tokenize, return_dict=False)
     except Exception as error:  # a template raises what it likes
         begin = messages[0]["content"][:40]
         raise ToolError(f"the chat template refuses {begin!r} ({one_line(error)}); leave this prompt out") from None
-
-
-def _raw(messages: Messages) -> str:
-    return "\n".join(message["content"] for message in messages)

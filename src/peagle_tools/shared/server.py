@@ -1,11 +1,9 @@
 """vLLM's server: started, watched, ended."""
 
 import contextlib
-import json
 import socket
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,12 +38,8 @@ class Server:
     Use as a context manager: it is gone afterwards, whatever happened.
     """
 
-    def __init__(self, arguments: list[str], port: int | None, *, cwd: Path, env: Mapping[str, str], log: Path):
-        self.port = port or free_port()
-        try:  # what listens there would be measured in place of our server
-            socket.create_server((HOST, self.port)).close()
-        except OSError as error:
-            raise ServerFailed(f"port {self.port} is in use ({error.strerror}); end what listens there") from None
+    def __init__(self, arguments: list[str], *, cwd: Path, env: Mapping[str, str], log: Path):
+        self.port = free_port()
         self._url, self._log = f"http://{HOST}:{self.port}", log
         command = [*COMMAND, "--host", HOST, "--port", str(self.port), *arguments]
         self.process: psutil.Popen = processes.start(command, cwd=cwd, env=env, log=log)
@@ -85,19 +79,6 @@ class Server:
         self.check()  # it was our server that answered
         return time.monotonic() - began
 
-    def check_sampling(self) -> None:
-        """Raises ServerFailed when it refuses a sampled request: vLLM does for some of a target's own defaults."""
-        body = json.dumps({"prompt": "a", "max_tokens": 1, "temperature": 1.0}).encode()
-        try:
-            self._request("/v1/completions", 300, body)
-        except urllib.error.HTTPError as error:
-            reason = error.read().decode()
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                reason = json.loads(reason)["error"]["message"]
-            raise ServerFailed(f"it refuses sampled requests: HTTP {error.code}: {reason}") from None
-        except OSError:
-            self.check()  # of requests that get no answer the cells tell
-
     def _failed(self, what: str) -> ServerFailed:
         return ServerFailed(f"{what}: {processes.failure_reason(self._log)}")
 
@@ -109,8 +90,7 @@ class Server:
 
     def _request(self, path: str, timeout: float, body: bytes | None = None) -> None:
         """GET, or POST with a ``body``. Raises OSError where it is not answered well."""
-        request = urllib.request.Request(self._url + path, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=timeout):
+        with urllib.request.urlopen(self._url + path, body, timeout):
             pass
 
     def empty_prefix_cache(self) -> None:

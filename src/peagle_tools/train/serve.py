@@ -81,7 +81,7 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
     shutil.rmtree(partial, ignore_errors=True)
     words, is_ready = arguments(config, partial if hidden_states else None), False
     try:
-        with Server(words, None, cwd=Path.cwd(), env=environment(), log=log) as server:
+        with Server(words, cwd=Path.cwd(), env=environment(), log=log) as server:
             print(f"the target's server starts; its log: {log}", flush=True)
             server.wait_until_ready(START_SECONDS)
             is_ready = True

@@ -2,7 +2,6 @@
 
 no-start    ends with an error that looks like vLLM's before it listens
 dies:N      ends abruptly when the N-th cell of this start begins
-greedy      refuses sampled requests, as vLLM does where the target's own defaults have a min_p
 sickens:N   from the N-th cell on /health is an error, and a second later it ends: what vLLM does without its engine
 """
 
@@ -32,30 +31,25 @@ class Handler(BaseHTTPRequestHandler):
         if sick and self.path == "/health":
             self.send_error(503)
             return
-        self._answer(b"")
+        self._answer()
 
     def do_POST(self) -> None:
         global cells, sick
-        if self.path == "/v1/completions":
-            refused = b'{"error": {"message": "The min_p and logit_bias sampling parameters ..."}}'
-            self._answer(*((refused, 400) if wanted == "greedy" else (b"{}",)))
-            return
         cells += 1
         if wanted == f"sickens:{cells}":
             sick = True
             print("Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.")
             print("EngineDeadError: EngineCore encountered an issue.", flush=True)
             threading.Timer(1.0, lambda: os._exit(0)).start()
-        self._answer(b"")
+        self._answer()
         if wanted == f"dies:{cells}":
             print("ValueError: out of everything", flush=True)
             os._exit(1)
 
-    def _answer(self, body: bytes, status: int = 200) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
+    def _answer(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
         self.end_headers()
-        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass
