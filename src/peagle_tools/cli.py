@@ -35,9 +35,8 @@ def main(
     """P-EAGLE, parallel-drafting EAGLE, on vLLM."""
 
 
-for command in (inspect, convert, diagnose, sharpen, tune):
+for command in (inspect, convert, diagnose, doctor, sharpen, tune):
     app.command()(command)
-app.command(context_settings={"ignore_unknown_options": True})(doctor)
 
 
 if __name__ == "__main__":

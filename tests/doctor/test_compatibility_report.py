@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,46 +9,9 @@ from typer.testing import CliRunner, Result
 
 import peagle_vllm
 from peagle_tools.cli import app
-from peagle_tools.doctor.compatibility_report import Environment, decide_runner, read_environment
-from peagle_vllm.patches.fingerprint import PatchReport, Report, Status
-from peagle_vllm.patches.ledger import Patch
-from peagle_vllm.patches.version import VllmInstall, read
+from peagle_tools.doctor.compatibility_report import plugin_state
 from tests.inspect.running import only_line, run
 from tests.patches.trees import change, copy_of_used, installed
-
-GPU = Environment(device="a GPU", no_triton="", registered=True, variables={})
-CPU = replace(GPU, device="CPU", no_triton="it has no CPU backend")
-
-
-def report(version: str = "0.33.0", status: Status = "holds") -> Report:
-    patch = Patch(name="gate", runner="V2")
-    return Report(VllmInstall(Path(), version, "vllm"), "0.33", (PatchReport(patch, status),))
-
-
-FORCED = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
-DISABLED = {"PEAGLE_VLLM_DISABLE": "1"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "patches", "name", "because"),
-    [
-        (GPU, report(), "V2", "default"),
-        (CPU, report(), "V1", "no CPU backend"),
-        (replace(GPU, device="CPU", variables=FORCED), report(), "V2", "VLLM_USE_V2_MODEL_RUNNER=1"),
-        (replace(CPU, variables=FORCED), report(), "none", "needs Triton"),
-        (replace(GPU, device=None), report(), "none", "accelerator"),
-        (replace(GPU, registered=False), report(), "stock vLLM", "entry point"),
-        (replace(GPU, variables=DISABLED), report(), "stock vLLM", "PEAGLE_VLLM_DISABLE"),
-        (replace(GPU, variables=DISABLED | FORCED), report(), "refused", "forces V2"),
-        (replace(GPU, variables={"VLLM_PLUGINS": "other, peagle"}), report(), "stock vLLM", "VLLM_PLUGINS"),
-        (replace(GPU, variables={"VLLM_PLUGINS": "other,peagle"}), report(), "V2", "default"),
-        (GPU, report(status="changed"), "refused", "gate"),
-        (GPU, None, "none", "not installed"),
-    ],
-)
-def test_the_runner_and_why(environment: Environment, patches: Report | None, name: str, because: str) -> None:
-    runner, why = decide_runner(environment, patches)
-    assert runner == name and because in why
 
 
 @pytest.fixture(autouse=True)
@@ -65,15 +27,12 @@ def doctor(*arguments: str | Path) -> Result:
 
 
 def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its runner is the one that vLLM's own flag decides for."""
-    from vllm.triton_utils import HAS_TRITON
-
     ran = doctor()
     assert ran.exit_code == 0, ran.output
     install = installed()
     for text in (peagle_vllm.__version__, install.version, install.distribution, importlib.metadata.version("torch")):
         assert text in ran.output
-    assert re.search(rf"P-EAGLE gets +{'V2' if HAS_TRITON else 'V1'}", ran.output)
+    assert re.search(r"plugin +loaded by vLLM", ran.output)
     assert max(map(len, ran.output.splitlines())) <= 80
 
     variables = {"VLLM_USE_V2_MODEL_RUNNER": "0", "PEAGLE_VLLM_DISABLE": "1", "VLLM_PLUGINS": "another"}
@@ -81,7 +40,17 @@ def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(name, value)
     shown = doctor().output
     assert all(re.search(rf"{name} +{value}", shown) for name, value in variables.items())
-    assert re.search(r"P-EAGLE gets +stock vLLM", shown) and "left out by VLLM_PLUGINS=another" in shown
+    assert re.search(r"plugin +left out by VLLM_PLUGINS=another", shown)
+
+
+def test_why_vllm_does_not_load_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    for plugins, state in (("other, peagle", "left out by"), ("other,peagle", "loaded by vLLM")):
+        monkeypatch.setenv("VLLM_PLUGINS", plugins)
+        assert plugin_state().startswith(state)
+    monkeypatch.setenv("PEAGLE_VLLM_DISABLE", "1")
+    assert plugin_state() == "switched off by PEAGLE_VLLM_DISABLE=1"
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    assert plugin_state().startswith("not installed as an entry point")
 
 
 def test_a_changed_patch_is_named_with_its_definitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,14 +73,13 @@ def test_a_changed_patch_is_named_with_its_definitions(tmp_path: Path, monkeypat
 
 
 def test_a_nightly_is_compared_with_what_it_looks_like(tmp_path: Path) -> None:
-    """And a release over another one's library, as tools/next.py makes it, is a CPU build, as vLLM takes it."""
+    """Over another one's library, as tools/next.py makes it."""
     root = copy_of_used(tmp_path)
     (root / "vllm" / "_version.py").write_text('__version__ = "0.99.0.dev1+cpu.over.0.32.0"\n')
     ran = doctor("--vllm", root)
     assert ran.exit_code == 0
     assert re.search(r"vLLM +0\.99\.0\.dev1\+cpu", ran.output)
     assert re.search(rf"looks like +{installed().minor}; this version itself is not recorded", ran.output)
-    assert read_environment(read(root)).device == "CPU"
 
 
 def test_no_vllm_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:

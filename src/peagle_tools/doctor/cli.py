@@ -15,14 +15,14 @@ def doctor(
         typer.Option(metavar="PATH", help="Check this vLLM wheel, or unpacked one, instead of the installed vLLM."),
     ] = None,
 ) -> None:
-    """Would P-EAGLE be served here, by which runner, and does each patch fit this vLLM?
+    """Does vLLM load the plugin here, and does each patch fit this vLLM?
 
     Exit status: 0 all well; 1 a patch does not fit, or vLLM is absent; 2 PATH holds no vLLM, or PEAGLE_VLLM_ACCEPT
     names no patch.
     """
     from rich.console import Console
 
-    from peagle_tools.doctor.compatibility_report import read_environment, show
+    from peagle_tools.doctor.compatibility_report import show
     from peagle_vllm.patches import fingerprint
     from peagle_vllm.patches.version import find_vllm, read
 
@@ -32,5 +32,5 @@ def doctor(
     except ValueError as error:
         fail(str(error))
     report = None if install is None else fingerprint.check(install, accepted=accepted)
-    show(Console(), report, read_environment(install) if vllm is None else None)
+    show(Console(), report, is_installed=vllm is None)
     raise typer.Exit(0 if report is not None and not report.changed else 1)
