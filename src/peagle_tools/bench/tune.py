@@ -1,7 +1,7 @@
 """``peagle-vllm tune``: a short sweep on the user's own prompts, and the config that follows from it."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -28,9 +28,6 @@ def tune(
     concurrency: Annotated[
         list[int] | None, typer.Option(min=1, help="As you serve; may be given often. Without it 1, 8.")
     ] = None,
-    adaptive_verification: Annotated[
-        bool, typer.Option("--adaptive-verification", help="Measure vLLM's adaptive verification too, up to c=64.")
-    ] = False,
     serve: Annotated[
         str, typer.Option(metavar="FLAGS", help="Flags of `vllm serve`, word for word, in quotes.")
     ] = "--no-enable-prefix-caching",
@@ -48,7 +45,6 @@ def tune(
     Exit status: 0 measured; 1 the head does not fit; 2 unusable input, or a cell failed; 130 interrupted.
     """
     check_extra("vllm", *(["datasets"] if prompts is None else []))
-    import torch
     import yaml
     from pydantic import ValidationError
 
@@ -61,8 +57,6 @@ def tune(
     from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import read_target
 
-    if adaptive_verification and not torch.cuda.is_available():
-        fail("adaptive verification needs full CUDA graphs, and there is no GPU: leave --adaptive-verification out")
     name = slug(Path(head).resolve().name) or "suite"
     folder = results or DEFAULT / f"tune-{name}"
     with sweeping():
@@ -72,18 +66,14 @@ def tune(
         deepest = checked.trained_depth or 7
         depths = k or [depth for depth in (3, 5, 7) if depth <= deepest] or [deepest]
         config = {"method": "eagle3", "model": _absolute(head), "parallel_drafting": True}
-        arms: dict[str, Any] = {"none": {}, "P-EAGLE": {"speculative_config": config, "k": depths}}
-        if adaptive_verification:
-            adaptive = config | {"enable_adaptive_verification": True}
-            arms["P-EAGLE, adaptive verification"] = {"speculative_config": adaptive, "k": [max(depths)]}
         source = {"jsonl": _absolute(str(prompts))} if prompts else {"hub": "mt-bench"}
         written = {
             "name": name,
             "target": _absolute(target),
             "serve": {"flags": serve},
-            "arms": arms,
+            "arms": {"none": {}, "P-EAGLE": {"speculative_config": config, "k": depths}},
             "datasets": {"prompts": source | {"prompts": most, "prompts_per_client": 4, "output_tokens": max_tokens}},
-            "concurrency": concurrency or [1, 8, *[64] * adaptive_verification],  # it is for full batches
+            "concurrency": concurrency or [1, 8],
             "repeats": 3,  # one repeat shows no noise
         }
         try:
