@@ -72,7 +72,6 @@ def test_what_any_text_needs_is_kept_then_what_is_said_most(answered: bool):
     assert vocab.kept.tolist() == sorted(vocab.kept) and len(vocab.kept) == 290
     assert set(needed) < set(vocab.kept) and len(needed) == 256 + 7  # bytes and special tokens
     assert set(vocab.kept) == {*needed, *most_frequent(TEXTS, tokenizer)}
-    assert len(vocab.languages) == 14 and vocab.languages["Chinese"] == 1 > vocab.languages["English"] > 0.5
     # Coverage is of texts that chose nothing.
     chosen = {*needed, *most_frequent([text for i, text in enumerate(TEXTS) if i % 10], tokenizer)}
     held = [i for text in TEXTS[::10] for i in tokenizer.encode(text, add_special_tokens=False)]
@@ -85,7 +84,7 @@ def test_the_command_writes_it_and_says_what_it_covers(tmp_path: Path, monkeypat
     options = ("--target", TARGET, "--text", file, "--draft-vocab")
     ran = run(monkeypatch, "convert", PEAGLE, tmp_path / "out", *options, 300)
     assert (ran.code, ran.err) == (0, "") and read_head(tmp_path / "out").draft_vocab_size == 300
-    assert re.search(r"\n300 of 512 draft tokens: \d+\.\d% of held-out text\nlanguages: English \d+%, ", ran.out)
+    assert re.search(r"\n300 of 512 draft tokens: \d+\.\d% of held-out text\n", ran.out)
     for wrong, line in (
         (("--draft-vocab", 300, "--target", TARGET), "--draft-vocab N, --text FILE and --target TARGET go together"),
         ((*options, 512), "--draft-vocab is 512, "),

@@ -71,4 +71,3 @@ def convert(
     print(f"wrote {out}: {source.dialect} to {to}, {len(written.tensors)} tensors")
     if trimmed:
         print(f"{draft_vocab:,} of {source.draft_vocab_size:,} draft tokens: {trimmed.coverage:.1%} of held-out text")
-        print("languages:", ", ".join(f"{name} {share:.0%}" for name, share in trimmed.languages.items()))

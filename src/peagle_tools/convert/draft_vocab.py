@@ -2,7 +2,6 @@
 
 import re
 import string
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +13,6 @@ from peagle_vllm.heads.convert import OUTPUT
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.head import Head, target_ids
 
-# The first article of the Universal Declaration of Human Rights: a language, a tab, the text.
-SAMPLE = Path(__file__).with_name("languages.txt")
 EVERY = 10  # of so many texts one is counted for coverage, and chooses nothing then
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's byte fallback
 
@@ -26,12 +23,10 @@ class DraftVocab(NamedTuple):
     Attributes:
         kept: int64 [draft vocabulary] draft ids, ascending.
         coverage: share of the held-out texts' tokens that can be drafted, of tokens that the other texts choose.
-        languages: share of the tokens of a sentence in some languages, by language.
     """
 
     kept: np.ndarray
     coverage: float
-    languages: dict[str, float]
 
 
 def choose(head: Head, target: str, size: int, conversations: list[Messages]) -> DraftVocab:
@@ -56,9 +51,7 @@ def choose(head: Head, target: str, size: int, conversations: list[Messages]) ->
     others = _counts(tokenizer, [text for i, text in enumerate(texts) if i % EVERY], head.vocab_size)
     kept = ranked(held_out + others, ids, needed)[:size]
     chosen = ids[ranked(others, ids, needed)[:size]]
-    sample = dict(line.split("\t") for line in SAMPLE.read_text(encoding="utf-8").splitlines())
-    languages = {name: _share(_counts(tokenizer, [text], head.vocab_size), ids[kept]) for name, text in sample.items()}
-    return DraftVocab(np.sort(kept), _share(held_out, chosen), languages)
+    return DraftVocab(np.sort(kept), float(held_out[chosen].sum() / max(held_out.sum(), 1)))
 
 
 def needed_ids(tokenizer: Any) -> list[int]:
@@ -101,7 +94,3 @@ def _counts(tokenizer: Any, texts: list[str], vocab_size: int) -> np.ndarray:
     """[target vocabulary] how often the texts hold each token."""
     ids = [i for row in tokenizer(texts, add_special_tokens=False)["input_ids"] for i in row] if texts else []
     return np.bincount(np.asarray(ids, np.int64), minlength=vocab_size)[:vocab_size]
-
-
-def _share(counts: np.ndarray, ids: np.ndarray) -> float:
-    return float(counts[ids].sum() / max(counts.sum(), 1))
