@@ -11,7 +11,6 @@ import pytest
 
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompt_files import read_conversations, read_prompts
-from tests.support.models import TARGET
 
 HI = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -47,7 +46,7 @@ ROWS = {
 
 
 def contents(file: Path) -> list[list[str]]:
-    return [[message["content"] for message in messages] for messages in read_prompts(file, str(TARGET))]
+    return [[message["content"] for message in messages] for messages in read_prompts(file)]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -159,18 +158,6 @@ def test_a_row_is_refused_by_line_and_reason(name: str, tmp_path: Path):
     with pytest.raises(ToolError, match=rf"^{re.escape(str(file))}:3 .*{re.escape(reason)}") as refused:
         read_prompts(file)
     assert "\n" not in str(refused.value) and "; " in str(refused.value)
-
-
-def test_the_targets_own_control_tokens_are_no_text(tmp_path: Path):
-    """Those that no list here knows. Without a target they are text."""
-    target, file = tmp_path / "target", tmp_path / "a.txt"
-    target.mkdir()
-    added = [{"content": "<turn:user>", "special": True}, {"content": "<table>", "special": False}]
-    (target / "tokenizer.json").write_text(json.dumps({"added_tokens": [*added, {"content": "<s>", "special": True}]}))
-    file.write_text("what is <table> or <s>?\n<turn:user>hi\n")
-    assert len(read_prompts(file)) == 2
-    with pytest.raises(ToolError, match=r"a.txt:2 is in a chat template already \(<turn:user>\); write its turns as"):
-        read_prompts(file, str(target))
 
 
 UNREADABLE = {

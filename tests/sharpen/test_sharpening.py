@@ -2,7 +2,6 @@
 
 import errno
 import json
-import re
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peagle_tools.shared import engines, prompt_files
+from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.sharpen import fit, record
 from peagle_tools.sharpen.sharpening import HELD_OUT, split
@@ -107,16 +106,13 @@ def test_what_is_no_better_is_not_written(tmp_path: Path, sharpen: Callable, fak
     assert left(tmp_path) == []
 
 
-def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
+def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable):
     (tmp_path / "out").mkdir()
     assert "out exists; name a folder that does not" in only_line(sharpen())
     (tmp_path / "out").rmdir()
     few = tmp_path / "few.txt"
     few.write_text("".join(f"question {i}\n" for i in range(45)))
     assert "36 prompts to learn from, at least 40 are needed" in only_line(sharpen("--prompts", few))
-    with monkeypatch.context() as others:
-        others.setattr(prompt_files, "control_tokens", {str(TARGET): re.compile("question 7$")}.get)
-        assert "few.txt:8 is in a chat template already (question 7)" in only_line(sharpen("--prompts", few))
     few.write_text("one\ntwo\n")
     assert "2 prompts to measure with, at least 8 are needed" in only_line(sharpen("--held-out", few))
     bare = tmp_path / "bare"

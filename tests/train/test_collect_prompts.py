@@ -1,7 +1,6 @@
 """Prompts of a data set: no answers, nothing lost in silence."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +43,12 @@ def nonzero(report: dict[str, Any]) -> dict[str, int]:
     return {name: count for name, count in report["rows"].items() if count}
 
 
-def test_a_transcript_in_the_targets_template_is_no_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transcript_in_a_template_is_no_prompt(tmp_path: Path) -> None:
     """Another model's answer would be learned as what a user says."""
-    monkeypatch.setattr(collect_prompts, "control_tokens", {str(TARGET): re.compile("<user>")}.get)
-    text = "<user>Why?<end><assistant>So.<end>"
+    text = "<|user|>Why?<|end|><|assistant|>So.<|end|>"
     lines, report = written(tmp_path, [{"text": text}, {"text": "Why?"}])
     assert [line["messages"][0]["content"] for line in lines] == ["Why?"]
-    assert list(report["unusable rows"]) == ["is in a chat template already (<user>)"]
+    assert list(report["unusable rows"]) == ["is in a chat template already (<|user|>)"]
     with pytest.raises(ToolError, match=r"no prompt is left of .*is in a chat template already .*source.jsonl:1"):
         written(tmp_path, [{"text": text}])
 

@@ -148,7 +148,7 @@ def answers_of(messages: list[str]) -> list[Answer]:
 
 def write_prompts(args: Any, file: Path) -> None:
     """Write the prompts of ``args.prompts`` as vLLM's data set ``custom`` reads them, in the target's chat template."""
-    tokenizer, prompts = read_tokenizer(args.model), read_prompts(Path(args.prompts), args.model)
+    tokenizer, prompts = read_tokenizer(args.model), read_prompts(Path(args.prompts))
     texts = [templated(tokenizer, messages, tokenize=False) for messages in prompts]
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     args.dataset_name, args.dataset_path = "custom", str(file)

@@ -64,11 +64,9 @@ class Sweep:
 
     def _open(self) -> None:
         """Begin a sweep, or make sure that this one may continue what is there."""
-        target = self.suite.target
-        target = str(self.folder / target) if target.startswith((".", "/")) else target
         files = {name: self.folder / data.jsonl for name, data in self.suite.datasets.items() if data.jsonl is not None}
         for file in files.values():  # each client reads it again; here a mistake costs less
-            read_conversations(file, target)
+            read_conversations(file)
         now = {
             "suite": self.suite.model_dump(mode="json"),
             "versions": provenance.versions(),

@@ -60,7 +60,7 @@ def tune(
     name = slug(Path(head).resolve().name) or "suite"
     folder = results or DEFAULT / f"tune-{name}"
     with sweeping():
-        most = min(MOST_PROMPTS, len(read_prompts(prompts, target))) if prompts else MOST_PROMPTS
+        most = min(MOST_PROMPTS, len(read_prompts(prompts))) if prompts else MOST_PROMPTS
         checked = read_head(find(head))
         exit_if_unfit(check(checked, read_target(target)))
         deepest = checked.trained_depth or 7

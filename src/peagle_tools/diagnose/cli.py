@@ -50,7 +50,7 @@ def diagnose(
     terminal.exit_on_sigterm()
     arguments = terminal.json_object(engine)
     with one_line_errors():
-        asked = read_prompts(prompts, target) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
+        asked = read_prompts(prompts) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
         model = read_target(target)
         source = read_head(download(head))
         terminal.exit_if_unfit(check(source, model))

@@ -39,12 +39,11 @@ class UnusableRow(ValueError):
         self.reason = reason
 
 
-def conversation(row: Any, control_tokens: re.Pattern[str] | None = None) -> Messages:
+def conversation(row: Any) -> Messages:
     """The turns of a row, answers included: {role, content} with the roles system, user and assistant.
 
     Args:
         row: text, or an object as vLLM's and speculators' readers take it.
-        control_tokens: finds those of the target, which no text holds.
 
     Raises:
         UnusableRow: it is none of these, uses tools or media, has no user's turn, or is in a chat template.
@@ -58,7 +57,7 @@ def conversation(row: Any, control_tokens: re.Pattern[str] | None = None) -> Mes
     system = [{"role": "system", "content": row[key]} for key in SYSTEM if row.get(key)]
     messages = [turn for turn in map(_turn, [*system, *_turns(row)]) if turn["content"] or turn["role"] != "system"]
     for message in messages:
-        _check_text(message["content"], control_tokens)
+        _check_text(message["content"])
     if not any(message["role"] == "user" for message in messages):
         raise UnusableRow("has no turn of a user", "leave it out")
     return messages
@@ -122,8 +121,8 @@ def _check_keys(fields: dict[str, Any]) -> None:
             raise UnusableRow(f'has "{key}"', "only text is taken, leave it out")
 
 
-def _check_text(text: str, control_tokens: re.Pattern[str] | None) -> None:
-    if match := IN_A_TEMPLATE.search(text) or (control_tokens and control_tokens.search(text)):
+def _check_text(text: str) -> None:
+    if match := IN_A_TEMPLATE.search(text):
         raise UnusableRow(f"is in a chat template already ({match[0].splitlines()[0][:40]})", WITHOUT_TEMPLATE)
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise UnusableRow("holds half a character (a lone surrogate)", "write it whole, or leave it out")

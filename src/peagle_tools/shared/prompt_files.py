@@ -14,22 +14,18 @@ from typing import Any
 from peagle_tools.shared.conversations import Messages, UnusableRow, conversation, unanswered
 from peagle_tools.shared.errors import ToolError
 from peagle_vllm.heads.files import one_line
-from peagle_vllm.heads.target import control_tokens
 
 JSON = (".jsonl", ".ndjson", ".json")
 Row = tuple[str, Any]  # where it stands, for a message; text, or what JSON holds
 
 
-def read_prompts(path: Path, target: str | None = None) -> list[Messages]:
+def read_prompts(path: Path) -> list[Messages]:
     """Conversations up to the turn that the target is to answer; a note on stderr counts those that went further.
-
-    Args:
-        target: the model that answers; its tokenizer's control tokens are no text. None: unknown.
 
     Raises:
         ToolError: as ``read_conversations``.
     """
-    conversations = read_conversations(path, target)
+    conversations = read_conversations(path)
     prompts = [unanswered(messages) for messages in conversations]
     if shorter := sum(prompt != whole for prompt, whole in zip(prompts, conversations, strict=True)):
         line = f"{shorter} of {len(prompts)} conversations are asked without their last turns, for the target answers"
@@ -37,16 +33,16 @@ def read_prompts(path: Path, target: str | None = None) -> list[Messages]:
     return prompts
 
 
-def read_conversations(path: Path, target: str | None = None) -> list[Messages]:
+def read_conversations(path: Path) -> list[Messages]:
     """The conversations of a file, whole.
 
     Raises:
         ToolError: the file cannot be read or is empty, or a row holds no conversation in text: which, why, what to do.
     """
-    tokens, conversations = control_tokens(target) if target else None, []
+    conversations = []
     for place, row in read_rows(path):
         try:
-            conversations.append(conversation(row, tokens))
+            conversations.append(conversation(row))
         except UnusableRow as error:
             raise ToolError(f"{place} {error}") from None
     if not conversations:

@@ -49,8 +49,8 @@ def sharpen(
     arguments = json_object(engine)
     exit_on_sigterm()
     with one_line_errors():
-        aside = read_prompts(held_out, target) if held_out else None
-        learn, aside = sharpening.split(read_prompts(prompts, target), aside)
+        aside = read_prompts(held_out) if held_out else None
+        learn, aside = sharpening.split(read_prompts(prompts), aside)
         model, source = read_target(target), read_head(download(head))
         exit_if_unfit(check(source, model))
         depth = num_speculative_tokens or source.trained_depth or 5

@@ -20,7 +20,6 @@ from peagle_tools.train.from_target import sampled
 from peagle_tools.train.lines import write_lines
 from peagle_tools.train.peagle_yaml import Config
 from peagle_vllm.heads.files import one_line
-from peagle_vllm.heads.target import control_tokens
 
 SHORTEST, LONGEST = 15, 600  # characters of a prompt that the target writes
 GRAM, NEAR = 4, 0.5  # words, and the share of them that two near texts have in common
@@ -44,13 +43,12 @@ def prompts(config: Config) -> str:
     counts = Counter(rows=0, duplicates=0)
     unusable: dict[str, list[str]] = {}
     rows: dict[str, dict[str, Any]] = {}
-    control = control_tokens(config.target)
-    from_sources = (_prompts(source, control, counts, unusable) for source in data.prompts)
+    from_sources = (_prompts(source, counts, unusable) for source in data.prompts)
     from_target = sampled(config, out.with_suffix(".sampled.jsonl")) if data.from_target else ()
     for row in chain(*from_sources, _usable(from_target, counts)):
         counts["duplicates"] += row["id"] in rows
         rows.setdefault(row["id"], row)
-    others = chain(*(_prompts(source, None, Counter(), {}) for source in data.apart_from))
+    others = chain(*(_prompts(source, Counter(), {}) for source in data.apart_from))
     measured = [text for row in others for text in _user_grams(row)]
     kept = [rows[key] for key in sorted(rows) if not is_near(rows[key], measured)]
     counts.update({"near to a measured prompt": len(rows) - len(kept), "kept": len(kept)})
@@ -63,15 +61,13 @@ def prompts(config: Config) -> str:
     return json.dumps({"rows": counts, "unusable rows": reasons}, indent=2)
 
 
-def _prompts(
-    source: str, control: re.Pattern[str] | None, counts: Counter[str], unusable: dict[str, list[str]]
-) -> Iterator[dict[str, Any]]:
+def _prompts(source: str, counts: Counter[str], unusable: dict[str, list[str]]) -> Iterator[dict[str, Any]]:
     """{id, messages, source} of each row that holds a prompt; of the others, where they stand by reason."""
     name = Path(source).name if Path(source).exists() else source
     for place, row in _rows(source):
         counts["rows"] += 1
         try:
-            messages = [turn for turn in conversation(row, control) if turn["role"] != "assistant"]
+            messages = [turn for turn in conversation(row) if turn["role"] != "assistant"]
         except UnusableRow as error:
             unusable.setdefault(error.reason, []).append(place)
         else:

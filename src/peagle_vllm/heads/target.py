@@ -3,7 +3,6 @@
 Reads config.json and the tokenizer's JSON files; no weights, no code of the model.
 """
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 from peagle_vllm.heads.config import is_whole, size
 from peagle_vllm.heads.files import HeadError, hub_failure, read_json
 
-IN_TEXTS = ("<s>", "</s>", "<unk>", "<pad>", "<mask>")  # special tokens that texts hold as HTML
 MASK_WORDS = ("mask", "pard", "draft", "reserved", "unused", "pad", "unk")
 
 
@@ -94,17 +92,6 @@ def special_tokens(tokens: dict[int, Token]) -> list[Token]:
         return next((i for i, word in enumerate(MASK_WORDS) if word in text), len(MASK_WORDS)), token.id
 
     return sorted((token for token in tokens.values() if token.kind == "special"), key=rank)
-
-
-def control_tokens(model: str) -> re.Pattern[str] | None:
-    """Finds the special tokens of a target in a text, but for those that HTML has too; None where it has none."""
-    try:
-        added = _json_or_empty(model, "tokenizer.json").get("added_tokens") or []
-        texts = [token["content"] for token in added if token["special"]]
-        control = [re.escape(text) for text in texts if text and text not in IN_TEXTS]
-    except (AttributeError, KeyError, TypeError):
-        return None
-    return re.compile("|".join(control)) if control else None
 
 
 def _path(model: str, file: str) -> Path:
