@@ -6,7 +6,6 @@ is the smallest of all. Between two measured concurrencies the depth of the larg
 
 import itertools
 import json
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -58,31 +57,22 @@ def ranges(chosen: Sequence[Choice]) -> list[list[int]]:
 
 
 def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any]) -> Iterator[str]:
-    """Lines: the best K at each concurrency, from where not to speculate, and last the config to paste.
+    """Lines of each drafter: the best K at each concurrency, from where not to speculate, and last the config to paste.
 
     Args:
         points: of one data set.
         suite: as sweep.json has it.
     """
     arms = {p.arm: choices(p.arm, points) for p in points if p.k}
-    measured = [{choice.point.concurrency for choice in chosen} for chosen in arms.values()]
-    shared = set.intersection(*measured) if measured else set()
-    if not shared:
-        yield f"{dataset}: no K, for no concurrency was measured both with every arm and without speculation."
-        return
-    if any(choice.gain.repeats < 2 for chosen in arms.values() for choice in chosen):
-        yield f"{dataset}: no K, for one repeat does not show the noise; `--repeats 3` adds two."
-        return
-
-    def gain(arm: str) -> tuple[float, float]:
-        """By its schedule, then by its fastest depths."""
-        gains = [(choice.k, choice.gain.median) for choice in arms[arm] if choice.point.concurrency in shared]
-        return math.prod(gain for k, gain in gains if k), math.prod(gain for _, gain in gains)
-
-    arm = max(arms, key=gain)
-    yield f"{dataset}: {arm}" + (", which has the largest mean gain of all arms." if len(arms) > 1 else ".")
-    yield from (choice.text for choice in arms[arm])
-    yield from _to_paste(arms[arm], suite["arms"][arm], suite["serve"])
+    if not any(arms.values()):
+        yield f"{dataset}: no K, for no concurrency was measured both with a drafter and without."
+    for arm, chosen in arms.items():
+        if any(choice.gain.repeats < 2 for choice in chosen):
+            yield f"{dataset}: no K for {arm}, for one repeat does not show the noise; `--repeats 3` adds two."
+        elif chosen:
+            yield f"{dataset}: {arm}."
+            yield from (choice.text for choice in chosen)
+            yield from _to_paste(chosen, suite["arms"][arm], suite["serve"])
 
 
 def _to_paste(chosen: Sequence[Choice], arm: Any, serve: Any) -> Iterator[str]:
