@@ -67,7 +67,6 @@ def test_every_number_is_looked_at(value: float, dtype: torch.dtype, tmp_path: P
     head.save(tmp_path / "head")
     (problem,) = inspected(monkeypatch, tmp_path / "head")["problems"]
     assert problem["line"].startswith("layers.1.mlp.down_proj.weight holds NaN or Inf: ")
-    assert inspected(monkeypatch, tmp_path / "head", "--headers-only")["fit"]
 
 
 @pytest.mark.parametrize("template", ["tokenizer_config.json", "chat_template.jinja"])

@@ -14,9 +14,6 @@ def inspect(
         str | None, typer.Option(metavar="TARGET", help="Check the head against this model: a folder or a hub id.")
     ] = None,
     revision: RevisionOption = None,
-    headers_only: Annotated[
-        bool, typer.Option("--headers-only", help="Do not read all the weights: no look for NaN and Inf.")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """What is this head, and can vLLM draft with it?
@@ -38,7 +35,7 @@ def inspect(
         source = read_head(find(head, revision))
         model = read_target(target) if target is not None else None
         token = find_token(read_tokens(target), source.mask_token_id) if target is not None else None
-        problems = check(source, model, token, numbers=not headers_only, parallel=source.kind == "peagle")
+        problems = check(source, model, token, numbers=True, parallel=source.kind == "peagle")
         data = report(source, problems, model, token)
     if as_json:
         print(json.dumps(data, indent=2))
