@@ -68,6 +68,6 @@ def convert(
         with new_folder(out) as folder:
             converting.convert(source, folder, to, model, trimmed.kept if trimmed else None)
         written = read_head(out)
-    print(f"wrote {out}: {source.dialect} to {to}, {len(written.tensors)} tensors")
+    print(f"wrote {out}: {to} format, {len(written.tensors)} tensors")
     if trimmed:
         print(f"{draft_vocab:,} of {source.draft_vocab_size:,} draft tokens: {trimmed.coverage:.1%} of held-out text")

@@ -43,7 +43,6 @@ def report(
         "head": head.name,  # as it was given
         "commit": head.commit,  # of the hub; None for a folder outside the hub's cache
         "kind": head.kind,  # peagle, eagle3, or target for a plain model
-        "dialect": head.dialect,  # of heads/config.py; docs/heads.md has a table
         "architecture": head.architecture,  # the class that vLLM looks up
         "family": head.family,  # llama or qwen3: the layers; None for a class that cannot draft in parallel
         "layers": head.num_layers,

@@ -6,23 +6,22 @@ wrong place, and then drafts badly with a default.
     speculators format   transformer_layer_config, plus a few named fields   (configs/speculators/algos.py)
     any other            the config itself, its architecture under the prefix Eagle3   (configs/eagle.py)
 
-docs/heads.md says how each dialect is recognised, and what serving maps for vLLM. A new one goes into ``Dialect``,
-``dialect_of`` (before "nemo", which takes every ``model.`` prefix), ``flat_config`` and ``vllm_name``; then into
-tests/support/dialects.py, tests/heads/writers.py, tests/drafts/test_dialects.py, and the table in docs/heads.md.
+docs/heads.md says how each dialect is recognised, and what serving maps for vLLM. A new one goes into ``flat_config``
+and ``vllm_name``; then into tests/support/dialects.py, tests/heads/writers.py, tests/drafts/test_dialects.py, and the
+table in docs/heads.md.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeGuard
 
 from peagle_vllm.heads.files import HeadError, TensorInfo, shown
 
 Config = Mapping[str, Any]
-Dialect = Literal["aws", "speculators", "nemo", "specforge", "flat", "vllm", "unknown"]
 Family = Literal["llama", "qwen3"]
 
 AUX_KEY = "eagle_aux_hidden_state_layer_ids"
-NEMO = {"LlamaEagle3DraftModel", "LlamaPEagleDraftModel"}
-SPECFORGE = {"PEagleDraftModel"}
+# Of NeMo and SpecForge, for the layers of either family.
+UNREGISTERED = {"LlamaEagle3DraftModel", "LlamaPEagleDraftModel", "PEagleDraftModel"}
 OF_FAMILY = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 # The architectures of vLLM's registry whose classes know mask_hidden, and the layers of each class.
 FAMILIES: dict[str, Family] = {
@@ -52,21 +51,6 @@ def is_speculators(config: Config) -> bool:
     return "speculators_model_type" in config or config.get("speculators_config") is not None
 
 
-def dialect_of(config: Config, tensor_names: Iterable[str]) -> Dialect:
-    """Which library wrote the head. ``tensor_names`` as they stand in the file."""
-    names = config.get("architectures") or [None]
-    first = names[0] if isinstance(names, list) else None
-    if is_speculators(config):
-        return "speculators"
-    if first in NEMO or any(name.startswith("model.") for name in tensor_names):
-        return "nemo"
-    if first in SPECFORGE:
-        return "specforge"
-    if "ptd_token_id" in config:
-        return "flat" if first == "LlamaForCausalLM" else "aws"
-    return "vllm" if first in FAMILIES else "unknown"
-
-
 def flat_config(config: Config, file: str, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
     """The flat config that a head is served with; its sizes and aux layers have the right types.
 
@@ -82,7 +66,7 @@ def flat_config(config: Config, file: str, tensors: Mapping[str, TensorInfo]) ->
         flat = _flat_of_speculators(config, file)
     elif not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise HeadError(unfit("architectures", names, "a list of names", file))
-    elif not names or names[0] in NEMO | SPECFORGE:
+    elif not names or names[0] in UNREGISTERED:
         has_norm = "layers.0.self_attn.q_norm.weight" in tensors
         # Without weights by model_type, which trainers copy from the target.
         is_qwen3 = has_norm if tensors else config.get("model_type") == "qwen3"

@@ -27,7 +27,6 @@ class Head:
     name: str  # the folder or hub id it was read from
     folder: Path | None  # where its files are; None when only their headers were fetched
     commit: str | None  # on the hub; None where it is not known
-    dialect: configs.Dialect
     config: Mapping[str, Any]  # config.json as it stands
     served: Mapping[str, Any]  # the flat config that it is served with (``config.flat_config``)
     architecture: str | None  # the class name that vLLM looks up; None where it finds none
@@ -56,7 +55,7 @@ class Head:
 
     @property
     def is_speculators(self) -> bool:
-        return self.dialect == "speculators"
+        return configs.is_speculators(self.config)
 
     @property
     def is_quantized(self) -> bool:
@@ -157,7 +156,6 @@ def read_head(source: Path | HeadFiles) -> Head:
         name=name,
         folder=folder,
         commit=source.commit,
-        dialect=configs.dialect_of(config, source.tensors),
         config=config,
         served=served,
         architecture=architecture,
