@@ -41,8 +41,8 @@ def test_an_eagle3_head_is_refused_by_that_name(tmp_path: Path):
 @pytest.mark.parametrize(
     ("target", "what"),
     [
-        (replace(TARGET, hidden_size=32), "hidden_size is 16, some/target has hidden states 32 wide"),
-        (replace(TARGET, vocab_size=63), "vocab_size is 64, some/target has 63"),
+        (replace(TARGET, hidden_size=32), "hidden_size is 64, some/target has hidden states 32 wide"),
+        (replace(TARGET, vocab_size=511), "vocab_size is 512, some/target has 511"),
         (replace(TARGET, num_layers=4), "names layer 5, some/target has 4 layers"),
     ],
 )
@@ -53,13 +53,13 @@ def test_a_foreign_target_is_refused_in_one_line(target: Target, what: str, tmp_
 
 
 def larger_target(folder: Path, ordinary: int, mask: str = "") -> Target:
-    """Of 70 tokens: the first ``ordinary`` make text, two more were added. ``mask``: what the chat template holds."""
+    """Of 518 tokens: the first ``ordinary`` make text, two more were added. ``mask``: what the chat template holds."""
     folder.mkdir()
     vocab = {f"word {i}": i for i in range(ordinary) if i != MASK_TOKEN}
-    added = [{"id": i, "content": "<mask>" if i == MASK_TOKEN else f"<{i}>"} for i in (MASK_TOKEN, 68, 69)]
+    added = [{"id": i, "content": "<mask>" if i == MASK_TOKEN else f"<{i}>"} for i in (MASK_TOKEN, 516, 517)]
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": added}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": mask}))
-    return replace(TARGET, name=str(folder), vocab_size=70)
+    return replace(TARGET, name=str(folder), vocab_size=518)
 
 
 def test_a_larger_target_is_served_where_its_first_tokens_are_the_heads(tmp_path: Path):
@@ -67,14 +67,16 @@ def test_a_larger_target_is_served_where_its_first_tokens_are_the_heads(tmp_path
     assert problems(head, tmp_path / "head", larger_target(target, VOCAB)) == []
     foreign = larger_target(tmp_path / "other", VOCAB + 1)
     reserved = larger_target(tmp_path / "masked", VOCAB, "<mask>")
-    what = f"vocab_size is 64, {foreign.name} has 70, and token 64 of {foreign.name}, 'word 64', was not added to the"
+    what = (
+        f"vocab_size is 512, {foreign.name} has 518, and token 512 of {foreign.name}, 'word 512', was not added to the"
+    )
     assert what in only(problems(head, tmp_path / "head", foreign))
     line = only(problems(head, tmp_path / "head", reserved))
     assert f"the text of {reserved.name} uses the head's mask token {MASK_TOKEN}, '<mask>'" in line
     assert line.endswith("/config.json; use the head that was trained for this target")
     served = replace(foreign, tokenizer=str(target))
     assert problems(head, tmp_path / "head", served) == [], "the tokenizer that is served decides"
-    unknown = replace(TARGET, vocab_size=70)
+    unknown = replace(TARGET, vocab_size=518)
     line = only(problems(head, tmp_path / "head", unknown), "warning")
     assert "no tokenizer.json shows whether those beyond were added to the head's" in line
 

@@ -17,8 +17,9 @@ from peagle_vllm.heads.head import read_head
 from peagle_vllm.sampling.selection import load_selector
 from tests.heads import writers
 from tests.heads.judging import only
-from tests.heads.writers import DRAFT_VOCAB, SERVED, TARGET, VOCAB, Tensors, Written
+from tests.heads.writers import DRAFT_VOCAB, SERVED, TARGET, VOCAB, Written
 from tests.inspect.running import run
+from tests.support.dialects import Tensors
 from tests.support.random_heads import write_selector
 
 RANK, TOP_K = 6, 4
@@ -39,7 +40,7 @@ FAULTS: dict[str, Change] = {
     "successor_codebook, which is missing": lambda s, t: t.pop(files.SUCCESSORS),
     "edge_scale is [3], ": lambda s, t: t.update({files.EDGE_SCALE: torch.ones(3)}),
     "fitted to another head (hash 0123, this one's is ": lambda s, t: s.update(head_hash="0123"),
-    "selector_top_k is 50, the draft vocabulary has 48 tokens": lambda s, t: s.update(selector_top_k=50),
+    "selector_top_k is 500, the draft vocabulary has 384 tokens": lambda s, t: s.update(selector_top_k=500),
     "candidate_selector are [6, 0], need 1 to 1024": lambda s, t: s.update(selector_top_k=0),
 }
 

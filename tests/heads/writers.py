@@ -1,67 +1,16 @@
-"""Tiny heads of every dialect, written from the facts of their formats.
-
-The weights are only shapes: ones, but for ``mask_hidden`` and the vocabulary map, which are read.
-"""
+"""Tiny heads of every dialect, written from the facts of their formats."""
 
 from typing import Any
 
 import torch
 
 from peagle_vllm.heads.target import Target
-from tests.support.dialects import AUX_KEY, Tensors, Written, as_aws, as_flat, as_nemo, as_specforge, as_speculators
+from tests.support.dialects import AUX_KEY, Written, as_aws, as_flat, as_nemo, as_specforge, as_speculators
+from tests.support.random_heads import HIDDEN, MASK_TOKEN, TARGET_LAYERS, VOCAB, HeadSpec, make_head
 
-HIDDEN, INTERMEDIATE, VOCAB, DRAFT_VOCAB = 16, 24, 64, 48
-LAYERS, HEAD_DIM = 2, 8
-MASK_TOKEN = 60
-TARGET = Target(name="some/target", hidden_size=HIDDEN, vocab_size=VOCAB, num_layers=8)
-AUX = {3: [2, 4, 5], 4: [1, 3, 5, 7], 5: [1, 2, 4, 6, 8]}
-
-
-def tensors_of(family: str, num_aux: int, draft_vocab: int) -> Tensors:
-    """A head's weights under vLLM's names."""
-    fc_in = num_aux * HIDDEN
-    shapes = {
-        "embed_tokens": (VOCAB, HIDDEN),
-        "fc": (HIDDEN, fc_in),
-        "norm": (HIDDEN,),
-        "lm_head": (draft_vocab, HIDDEN),
-        "layers.0.hidden_norm": (HIDDEN,),
-    }
-    for i in range(LAYERS):
-        of_layer = {
-            **dict.fromkeys(("q_proj", "k_proj", "v_proj"), (HIDDEN, HIDDEN if i else 2 * HIDDEN)),
-            "o_proj": (HIDDEN, HIDDEN),
-            **(dict.fromkeys(("q_norm", "k_norm"), (HEAD_DIM,)) if family == "qwen3" else {}),
-        }
-        shapes |= {f"layers.{i}.self_attn.{name}": shape for name, shape in of_layer.items()}
-        shapes |= {f"layers.{i}.mlp.{name}_proj": (INTERMEDIATE, HIDDEN) for name in ("gate", "up")}
-        shapes[f"layers.{i}.mlp.down_proj"] = (HIDDEN, INTERMEDIATE)
-        shapes |= {f"layers.{i}.{name}_layernorm": (HIDDEN,) for name in ("input", "post_attention")}
-    tensors = {f"{name}.weight": torch.ones(shape) for name, shape in shapes.items()}
-    tensors["mask_hidden"] = torch.linspace(-1, 1, fc_in).view(1, 1, -1)
-    if draft_vocab < VOCAB:
-        chosen = torch.arange(VOCAB)[-draft_vocab:]
-        tensors["d2t"] = chosen - torch.arange(draft_vocab)
-        tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, chosen, True)
-    return tensors
-
-
-def layer_config(family: str) -> dict[str, Any]:
-    return {
-        "model_type": family,
-        "architectures": ["LlamaForCausalLM" if family == "llama" else "Qwen3ForCausalLM"],
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_attention_heads": HIDDEN // HEAD_DIM,
-        "num_key_value_heads": HIDDEN // HEAD_DIM,
-        "head_dim": HEAD_DIM,
-        "num_hidden_layers": LAYERS,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-    }
+DRAFT_VOCAB = 384
+TARGET = Target(name="some/target", hidden_size=HIDDEN, vocab_size=VOCAB, num_layers=TARGET_LAYERS)
+AUX = {3: (2, 4, 5), 4: (1, 3, 5, 7), 5: (1, 2, 4, 6, 8)}
 
 
 def vllm(family: str = "llama", draft_vocab: int = DRAFT_VOCAB, num_aux: int | None = 3) -> Written:
@@ -70,19 +19,16 @@ def vllm(family: str = "llama", draft_vocab: int = DRAFT_VOCAB, num_aux: int | N
     Args:
         num_aux: None: aux layers are not named, so they are vLLM's default.
     """
-    fields = {
-        "architectures": ["LlamaForCausalLMEagle3" if family == "llama" else "Eagle3Qwen3ForCausalLM"],
-        "draft_vocab_size": draft_vocab,
-        "mask_token_id": MASK_TOKEN,
-    }
-    fields |= {AUX_KEY: list(AUX[num_aux])} if num_aux else {}
-    return Written(layer_config(family) | fields, tensors_of(family, num_aux or 3, draft_vocab))
+    spec = HeadSpec(family, draft_vocab=draft_vocab, norm_before_residual=True, aux_layers=AUX[num_aux or 3])
+    head = make_head(spec, torch.Generator().manual_seed(0))
+    del head.config["num_aux_hidden_states"]
+    if num_aux is None:
+        del head.config[AUX_KEY]
+    return head
 
 
 def speculators(family: str = "llama", num_aux: int = 3, draft_vocab: int = VOCAB) -> Written:
-    head = vllm(family, draft_vocab, num_aux)
-    head.config |= {"fc_norm": False, "norm_before_fc": False, "norm_before_residual": True}
-    as_speculators(head, TARGET.name)
+    head = as_speculators(vllm(family, draft_vocab, num_aux), TARGET.name)
     if family == "llama" and num_aux != 3:  # what vLLM's Llama class wants to be told
         head.layer_config["num_aux_hidden_states"] = num_aux
     return head

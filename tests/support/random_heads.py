@@ -164,6 +164,17 @@ def write_target(folder: Path, family: str = "llama", seed: int = 0) -> Path:
 def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
     """Write a random P-EAGLE head for ``target`` and return its folder."""
     gen = torch.Generator().manual_seed(spec.seed)
+    head = make_head(spec, gen)
+    if spec.fmt == "aws":
+        as_aws(head, identity_map=False)
+    elif spec.fmt == "speculators":
+        as_speculators(head, str(target))
+    head.save(folder)
+    return write_selector(folder, gen, 0.2 if spec.gentle else 1.0) if spec.selector else folder
+
+
+def make_head(spec: HeadSpec, gen: torch.Generator) -> Written:
+    """A random P-EAGLE head in vLLM's own format."""
     fc_in = len(spec.aux_layers) * HIDDEN
     weights = {
         "fc.weight": _linear(gen, HIDDEN, fc_in),
@@ -185,13 +196,7 @@ def write_head(folder: Path, target: Path, spec: HeadSpec) -> Path:
         chosen = torch.randperm(VOCAB, generator=gen)[: spec.draft_vocab].sort().values
         weights["d2t"] = chosen - torch.arange(spec.draft_vocab)
         weights["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, chosen, True)
-    head = Written(_head_config(spec), weights)
-    if spec.fmt == "aws":
-        as_aws(head, identity_map=False)
-    elif spec.fmt == "speculators":
-        as_speculators(head, str(target))
-    head.save(folder)
-    return write_selector(folder, gen, 0.2 if spec.gentle else 1.0) if spec.selector else folder
+    return Written(_head_config(spec), weights)
 
 
 def write_pair(folder: Path, spec: HeadSpec = HeadSpec(), family: str = "llama") -> tuple[Path, Path]:
