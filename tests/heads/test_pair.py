@@ -67,9 +67,7 @@ def test_a_larger_target_is_served_where_its_first_tokens_are_the_heads(tmp_path
     assert problems(head, tmp_path / "head", larger_target(target, VOCAB)) == []
     foreign = larger_target(tmp_path / "other", VOCAB + 1)
     reserved = larger_target(tmp_path / "masked", VOCAB, "<mask>")
-    what = (
-        f"vocab_size is 512, {foreign.name} has 518, and token 512 of {foreign.name}, 'word 512', was not added to the"
-    )
+    what = f"vocab_size is 512, {foreign.name} has 518, and token 512 of {foreign.name}, 'word 512', was not added to"
     assert what in only(problems(head, tmp_path / "head", foreign))
     line = only(problems(head, tmp_path / "head", reserved))
     assert f"the text of {reserved.name} uses the head's mask token {MASK_TOKEN}, '<mask>'" in line
