@@ -37,7 +37,7 @@ def report(
     mask_hidden = head.tensors.get("mask_hidden")
     fit = all(problem.severity != "error" for problem in problems)
     types, window = windows(head) if fit else (None, None)
-    config = {"method": "eagle3", "model": head.name, "num_speculative_tokens": min(head.trained_depth or 5, 5)}
+    config = {"method": "eagle3", "model": head.name, "parallel_drafting": True}
     return {
         "schema": SCHEMA,
         "head": head.name,  # as it was given
@@ -71,7 +71,7 @@ def report(
         "selector": _selector(head),
         "target": target.name if target else None,
         "speculative_config": config
-        | ({"parallel_drafting": True} if head.kind == "peagle" else {})
+        | {"num_speculative_tokens": min(head.trained_depth or 5, 5)}
         | ({"revision": head.commit} if head.commit and not head.folder else {}),
         "problems": [asdict(problem) for problem in problems],
         "fit": fit,
@@ -104,5 +104,4 @@ def show(console: Console, data: dict[str, Any]) -> None:
         console.print(mark + Text(problem["line"], "default"), soft_wrap=True, highlight=False)
     fits = f"fits {data['target']}" if data["target"] else "sound; --target checks it against its target"
     if data["fit"]:
-        kind = "an EAGLE-3 head, which drafts its tokens one after the other; " if data["kind"] == "eagle3" else ""
-        console.print(Text(kind + fits, "green"), soft_wrap=True)
+        console.print(Text(fits, "green"), soft_wrap=True)

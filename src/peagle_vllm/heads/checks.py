@@ -32,20 +32,14 @@ class Problem:
 
 
 def check(
-    head: Head,
-    target: Target | None = None,
-    token: Token | None = None,
-    *,
-    numbers: bool = False,
-    parallel: bool = True,
+    head: Head, target: Target | None = None, token: Token | None = None, *, numbers: bool = False
 ) -> list[Problem]:
     """Problems of a head for a tool, which needs its weights; a dummy load in vLLM does not.
 
     Args:
         numbers: whether to read all weights, and look for NaN and Inf.
-        parallel: whether it has to be a P-EAGLE head; else a sound EAGLE-3 head has no problem.
     """
-    problems = check_head(head, parallel) if target is None else check_pair(head, target, parallel=parallel)
+    problems = check_head(head) if target is None else check_pair(head, target)
     if not head.tensors and not _is_pickled(head):
         problems.append(Problem(f"no *.safetensors: {head.name}; {SAVE_AS}"))
     if numbers:
@@ -57,28 +51,25 @@ def check(
     return problems
 
 
-def check_head(head: Head, parallel: bool = True) -> list[Problem]:
-    """Problems of a P-EAGLE head, or of any where not ``parallel``; the most telling first, empty for a sound one."""
+def check_head(head: Head) -> list[Problem]:
+    """Problems of a head by itself; the most telling first, empty for a sound one."""
     if head.kind == "target":
         return [Problem(f"{head.name} {NO_HEAD}")]
-    if head.kind == "eagle3" and parallel:
+    if head.kind == "eagle3":
         what = f"{head.name} is no P-EAGLE head (an EAGLE-3 head, perhaps): no mask_hidden and no mask token id"
         return [
             Problem(f'{what}; remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head')
         ]
-    if head.kind == "eagle3" and head.family is None:
-        what = f"architecture {shown(head.architecture)} of an EAGLE-3 head is not checked here: {head.config_file}"
-        return [Problem(f"{what}; vLLM reports at its start whether it fits", "warning")]
     fields = list(field_faults(head))
-    lines = [*_architecture(head), *(_mask_token(head) if parallel else ()), *fields]
+    lines = [*_architecture(head), *_mask_token(head), *fields]
     if _is_pickled(head):  # vLLM would unpickle them
         lines.append(f"no *.safetensors: {head.name}; {SAVE_AS}")
     if head.tensors:
         layers = list(weights.check_layers(head))
         lines += layers
-        of_peagle = [weights.check_mask_hidden] if parallel else []
+        of_modules = weights.check_fc, weights.check_mask_hidden, weights.check_norms, weights.check_vocabulary
         try:
-            for part in (weights.check_fc, *of_peagle, weights.check_norms, weights.check_vocabulary, selector_faults):
+            for part in (*of_modules, selector_faults):
                 lines += part(head)
         except HeadError as error:
             lines.append(str(error))
@@ -119,19 +110,17 @@ def _is_pickled(head: Head) -> bool:
     return any(path.suffix in (".bin", ".pt", ".pth") for path in head.folder.iterdir())
 
 
-def check_pair(
-    head: Head, target: Target, *, num_speculative_tokens: int | None = None, parallel: bool = True
-) -> list[Problem]:
-    """What is wrong with serving ``head`` for ``target``, as P-EAGLE or, not ``parallel``, at all; empty if nothing."""
+def check_pair(head: Head, target: Target, *, num_speculative_tokens: int | None = None) -> list[Problem]:
+    """What is wrong with serving ``head`` for ``target``; empty if nothing."""
     problems: list[Problem] = []
     depth, num_k = head.trained_depth, num_speculative_tokens
-    if head.kind == "peagle" and depth and num_k and num_k > depth:
-        what = f"num_speculative_tokens is {num_k}, and {head.name} was trained {depth} deep"
-        remedy = f"drafts beyond that are rarely accepted; set it to {depth} or less"
-        problems.append(Problem(f"{what}: {remedy}", "warning"))
-    if head.kind == "peagle" or (head.kind == "eagle3" and not parallel):
+    if head.kind == "peagle":
+        if depth and num_k and num_k > depth:
+            what = f"num_speculative_tokens is {num_k}, and {head.name} was trained {depth} deep"
+            remedy = f"drafts beyond that are rarely accepted; set it to {depth} or less"
+            problems.append(Problem(f"{what}: {remedy}", "warning"))
         problems += [*_sizes(head, target), *_vocabulary(head, target), *_aux_layers(head, target)]
-    return problems + check_head(head, parallel)
+    return problems + check_head(head)
 
 
 def _sizes(head: Head, target: Target) -> Iterator[Problem]:
