@@ -61,3 +61,9 @@ def test_numbers_that_vllm_cannot_compute_with(rope: dict[str, Any], needs: str,
     head.layer_config["rope_parameters"] = {"rope_theta": 1e4, **LINEAR, **rope}
     (line,) = field_faults(read_head(head.save(tmp_path)))
     assert needs in line
+
+
+def test_a_quantization_names_its_method(tmp_path: Path):
+    head = SERVED["vllm-llama"]()
+    head.layer_config["quantization_config"] = {"bits": 8}
+    assert "needs a JSON object with a quant_method" in "".join(field_faults(read_head(head.save(tmp_path))))

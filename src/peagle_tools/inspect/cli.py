@@ -35,7 +35,7 @@ def inspect(
         source = read_head(find(head, revision))
         model = read_target(target) if target is not None else None
         token = find_token(read_tokens(target), source.mask_token_id) if target is not None else None
-        problems = check(source, model, token, numbers=True)
+        problems = check(source, model, token)
         data = report(source, problems, model, token)
     if as_json:
         print(json.dumps(data, indent=2))

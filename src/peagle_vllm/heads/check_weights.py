@@ -5,7 +5,7 @@ place may be dropped, and nothing but a low acceptance shows it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -172,17 +172,12 @@ def check_shapes(head: Head) -> Iterator[str]:
 
 def check_finite(head: Head) -> Iterator[str]:
     """Read every number once, and look for NaN and Inf. Not ``mask_hidden``, which ``check_mask_hidden`` reads."""
-    return not_finite(head, [name for name in sorted(head.tensors) if name != "mask_hidden" and _has_nan(head, name)])
-
-
-def not_finite(head: Head, names: Iterable[str]) -> Iterator[str]:
-    """The line for tensors with NaN or Inf."""
+    names = [
+        name
+        for name, info in sorted(head.tensors.items())
+        if head.folder and name != "mask_hidden" and not is_finite(read_tensor(head.folder, info), info.dtype)
+    ]
     return _first_of(head, dict.fromkeys(names, "holds NaN or Inf"), AGAIN)
-
-
-def _has_nan(head: Head, name: str) -> bool:
-    info = head.tensors[name]
-    return head.folder is not None and not is_finite(read_tensor(head.folder, info), info.dtype)
 
 
 def _first_of(head: Head, faults: Mapping[str, str], remedy: str) -> Iterator[str]:

@@ -31,19 +31,12 @@ class Problem:
         object.__setattr__(self, "line", as_line(self.line))
 
 
-def check(
-    head: Head, target: Target | None = None, token: Token | None = None, *, numbers: bool = False
-) -> list[Problem]:
-    """Problems of a head for a tool, which needs its weights; a dummy load in vLLM does not.
-
-    Args:
-        numbers: whether to read all weights, and look for NaN and Inf.
-    """
+def check(head: Head, target: Target | None = None, token: Token | None = None) -> list[Problem]:
+    """Problems of a head for a tool, which needs its weights, and reads them all; a dummy load in vLLM does not."""
     problems = check_head(head) if target is None else check_pair(head, target)
     if not head.tensors and not _is_pickled(head):
         problems.append(Problem(f"no *.safetensors: {head.name}; {SAVE_AS}"))
-    if numbers:
-        problems += [Problem(line) for line in weights.check_finite(head)]
+    problems += [Problem(line) for line in weights.check_finite(head)]
     if token is not None and token.kind in ("in use", "ordinary"):
         what = f"the mask token {token.id} is {token.text!r}, which the target's own text uses: {head.config_file}"
         right = "right only if the head was trained with this mask token: check its training config"

@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from peagle_vllm.heads.check_weights import not_finite
 from peagle_vllm.heads.checks import Problem, check, check_head
 from peagle_vllm.heads.config import AUX_KEY, OF_FAMILY, default_aux_layers
 from peagle_vllm.heads.fields import TRAINED_DEPTH, vllm_fields
-from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, is_finite, read_tensor
+from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, HeadError, TensorInfo, read_tensor
 from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
 from peagle_vllm.heads.target import Target
 
@@ -56,7 +55,7 @@ def convert(head: Head, folder: Path, to: Format, target: Target | None, kept: n
         kept: int64 [draft vocabulary] draft ids to keep, ascending, of a head with an ``lm_head``; None: all.
 
     Raises:
-        HeadError: a file cannot be read, a weight is NaN or Inf.
+        HeadError: a file cannot be read.
         OSError: ``folder`` cannot be written.
     """
     tensors, config = _copied_tensors(head), _config(head, to, target)
@@ -80,7 +79,7 @@ def convert(head: Head, folder: Path, to: Format, target: Target | None, kept: n
 
 
 def _copied_tensors(head: Head) -> dict[str, tuple[TensorInfo, bytes]]:
-    """Every tensor that serving reads, by vLLM's names: its header and its bytes. HeadError at NaN or Inf.
+    """Every tensor that serving reads, by vLLM's names: its header and its bytes.
 
     The vocabulary's map is written from its target ids.
     """
@@ -88,8 +87,6 @@ def _copied_tensors(head: Head) -> dict[str, tuple[TensorInfo, bytes]]:
     tensors = _map_tensors(target_ids(head), head.vocab_size) if head.is_reduced else {}
     for name, info in head.weights.items():
         tensors[name] = replace(info, name=name), read_tensor(head.folder, info)
-        if not is_finite(tensors[name][1], info.dtype):
-            raise HeadError(*not_finite(head, [name]))
     return tensors
 
 
