@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from peagle_vllm.heads.checks import check
+from peagle_vllm.heads.fields import QUANTIZATION
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, read_target
@@ -261,3 +262,10 @@ def test_what_several_fields_say(fmt: str, live: Engine, tmp_path: Path):
         assert isinstance(verdict, torch.Tensor) and torch.equal(verdict, logits), name
     for beginning, content in REFUSED.items():
         assert str(judged(live, with_fields(plain, content), target)).startswith(beginning)
+
+
+def test_quantization_methods():
+    """vLLM knows all that a head's config may name."""
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+
+    assert {method.replace("_tensors", "-tensors") for method in QUANTIZATION} <= set(QUANTIZATION_METHODS)

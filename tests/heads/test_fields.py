@@ -63,7 +63,9 @@ def test_numbers_that_vllm_cannot_compute_with(rope: dict[str, Any], needs: str,
     assert needs in line
 
 
-def test_a_quantization_names_its_method(tmp_path: Path):
+@pytest.mark.parametrize("method", ["torchao", None])
+def test_a_quantization_that_no_head_has(method: str | None, tmp_path: Path):
     head = SERVED["vllm-llama"]()
-    head.layer_config["quantization_config"] = {"bits": 8}
-    assert "needs a JSON object with a quant_method" in "".join(field_faults(read_head(head.save(tmp_path))))
+    head.layer_config["quantization_config"] = {"quant_method": method}
+    (fault,) = field_faults(read_head(head.save(tmp_path)))
+    assert "needs a JSON object whose quant_method is one of" in fault

@@ -12,10 +12,25 @@ from peagle_vllm.heads.files import SELECTOR, HeadError
 from peagle_vllm.heads.head import Head
 from peagle_vllm.heads.rope import rope_parameters, rotary_fault
 
-# vLLM itself names a method or a key that it does not take. ModelOpt's own files name only their producer.
+# vLLM's quantization methods that a head's linear layers can have. vLLM itself names a key that it misses.
+QUANTIZATION = (
+    *("auto_awq", "awq", "awq_marlin", "auto_gptq", "gptq", "gptq_marlin", "compressed-tensors", "compressed_tensors"),
+    *("fp8", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"),
+)
+
+
+def _quant_method(config: Any) -> str | None:
+    """Its name, in lower case; ModelOpt's own files name only their producer."""
+    if not isinstance(config, dict):
+        return None
+    producer = config.get("producer")
+    is_modelopt = isinstance(producer, dict) and producer.get("name") == "modelopt"
+    return str(config.get("quant_method", "modelopt" if is_modelopt else "")).lower()
+
+
 QUANTIZED = Kind(
-    lambda v: isinstance(v, dict) and bool(v.get("quant_method") or v.get("producer")),
-    "a JSON object with a quant_method",
+    lambda v: _quant_method(v) in QUANTIZATION,
+    f"a JSON object whose quant_method is one of {', '.join(QUANTIZATION)}",
 )
 COUNT = Kind(lambda v: is_whole(v) and 0 <= v < 2**31, "a whole number from 0")  # a window of 0 is none
 LAYER_TYPES = ("full_attention", "sliding_attention")
