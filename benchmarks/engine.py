@@ -22,9 +22,8 @@ from typing import Any
 
 from benchmarks import arms, turns
 from benchmarks.arms import HAS_GPU, SLOWER, STOCK, V1, V2
-from benchmarks.draft_step import STEPS, WARM, watched
 from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_HEAD, TINY, TINY_HEAD, write_config
-from benchmarks.timing import copy_bandwidth
+from benchmarks.timing import STEPS, WARM, copy_bandwidth, watched
 from peagle_tools.shared.acceptance import read_engine
 
 # What engines are measured with: a head, and its target's config.json.

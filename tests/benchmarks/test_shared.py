@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from benchmarks import arms, draft_step
+from benchmarks import arms, timing
 
 
 def test_nothing_of_another_arms_environment_is_inherited(monkeypatch):
@@ -29,11 +29,11 @@ def test_a_table_shows_every_cell():
 def test_on_a_gpu_a_step_is_queued_behind_other_work(monkeypatch):
     cuda = MagicMock()
     cuda.Event.return_value.elapsed_time.return_value = 0.5  # milliseconds
-    monkeypatch.setattr(draft_step.torch, "cuda", cuda)
+    monkeypatch.setattr(timing.torch, "cuda", cuda)
     for name, value in {"HAS_GPU": True, "STEPS": 1, "WARM": 1}.items():
-        monkeypatch.setattr(draft_step, name, value)
+        monkeypatch.setattr(timing, name, value)
     drafter = SimpleNamespace(propose=cuda.propose)
-    with draft_step.watched(drafter, batch=2, k=3) as steps:
+    with timing.watched(drafter, batch=2, k=3) as steps:
         for _ in range(3):
             drafter.propose(decode(2, 4))
     assert steps.device == [500.0] and len(steps.host) == 1
@@ -50,7 +50,7 @@ def decode(batch: int, rows: int):
 def test_too_few_steps_are_an_error():
     """The rehearsals see both kinds of step on both runners."""
     drafter = SimpleNamespace(propose=lambda input_batch: None)
-    few = draft_step.watched(drafter, batch=2, k=3)
+    few = timing.watched(drafter, batch=2, k=3)
     with pytest.raises(RuntimeError, match="with all 2 requests: 6 more are needed"), few:
         drafter.propose(decode(1, 4))  # not full
         drafter.propose(decode(2, 4))
