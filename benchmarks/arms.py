@@ -1,6 +1,6 @@
 """What the benchmark scripts share: the environment of an arm, samples summed up, tables.
 
-``python -m benchmarks.arms MODULE FUNCTION ARGUMENTS OUT`` calls a function in a process of its own (``call``).
+``python -m benchmarks.arms MODULE FUNCTION ARGUMENTS`` calls a function in a process of its own (``call``).
 """
 
 import importlib
@@ -39,9 +39,8 @@ ON_CPU = {
     # so every start would compile again; Inductor's own cache works.
     "VLLM_USE_AOT_COMPILE": "0",
 }
-COMPILED = "PEAGLE_COMPILED"  # names the file that gets a line of JSON for each Triton kernel of a process
+CELLS = "PEAGLE_CELLS"  # names the file that a process writes finished cells, or tests, to
 TOO_EARLY = 3  # exit status of a part that needs an earlier one
-FILE = "OUT.jsonl"  # in a command: the file that it writes finished cells, or tests, to
 # An arm's runner; Model Runner V2 needs Triton's interpreter where there is no GPU.
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"} | ({} if HAS_GPU else {"TRITON_INTERPRET": "1"})
@@ -56,11 +55,12 @@ def environment(env: dict[str, str]) -> dict[str, str]:
 
 
 def call(function: Callable[..., Any], **arguments: Any) -> tuple[str, ...]:
-    """What follows ``python -m`` to call ``function`` in another process.
+    """What follows ``python -m`` to call ``function`` in another process; each cell that it yields is kept at once."""
+    return ("benchmarks.arms", function.__module__, function.__name__, json.dumps(arguments))
 
-    The file ``OUT.jsonl`` gets a line of JSON for each cell that it yields, when it is measured.
-    """
-    return ("benchmarks.arms", function.__module__, function.__name__, json.dumps(arguments), FILE)
+
+def keep(cell: dict[str, Any]) -> None:
+    add_line(Path(os.environ[CELLS]), cell)
 
 
 def summary(samples: Iterable[float], digits: int = 2) -> dict[str, Any]:
@@ -85,21 +85,7 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def note_kernels() -> None:
-    """From now on each Triton kernel's name, seconds, and whether it came out of the cache, is in COMPILED's file."""
-    if COMPILED not in os.environ:
-        return
-    from triton import knobs
-
-    def note(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
-        entry = {"kernel": getattr(src, "name", "?"), "seconds": round(times.total * 1e-6, 2), "cached": cache_hit}
-        add_line(Path(os.environ[COMPILED]), entry)
-
-    knobs.compilation.listener = note
-
-
 if __name__ == "__main__":
-    note_kernels()
-    module, name, arguments, out = sys.argv[1:]
+    module, name, arguments = sys.argv[1:]
     for cell in getattr(importlib.import_module(module), name)(**json.loads(arguments)):
-        add_line(Path(out), cell)
+        keep(cell)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import arms, rung1, rung2, rung3, rung4, train_gpu
 from benchmarks.page import page, result
-from benchmarks.parts import run_parts
+from benchmarks.parts import run_parts, states
 from peagle_tools.shared.atomic_files import write_whole
 
 RUNGS = {1: rung1, 2: rung2, 3: rung3, 4: rung4}
@@ -40,12 +40,10 @@ def main() -> int:
         known = ", ".join(part.name for part in every)
         raise SystemExit(f"no such part: {', '.join(unknown)}; there are: {known}")
     chosen = args.parts or [part.name for part in every]
-    state = run_parts(
-        [[part for part in group if part.name in chosen] for group in groups], folder, args.seconds - RESERVE
-    )
+    run_parts([[part for part in group if part.name in chosen] for group in groups], folder, args.seconds - RESERVE)
     if rung is rung3:
         train_gpu.bring_back(folder)
-    text = page(rung, every, folder, state)
+    text = page(rung, every, folder)
     write_whole(folder / f"page-{args.rung}.txt", text)
     write_whole(folder / f"rung-{args.rung}.json", result(rung, every, folder))
     with tarfile.open(folder / f"rung-{args.rung}.tar.gz", "w:gz") as archive:
@@ -56,7 +54,7 @@ def main() -> int:
         for name in (f"page-{args.rung}.txt", f"rung-{args.rung}.tar.gz"):
             shutil.copy(folder / name, os.environ["OUT"])
     print(f"\n{text}\nin {folder}: page-{args.rung}.txt, rung-{args.rung}.tar.gz")
-    return 0 if all(state.get(name, {}).get("state") == "done" for name in chosen) else 1
+    return 0 if all(states(folder).get(name, {}).get("state") == "done" for name in chosen) else 1
 
 
 if __name__ == "__main__":

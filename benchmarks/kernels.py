@@ -1,9 +1,7 @@
 """Kernels beside copies of the bytes that they must move: a part of ``benchmarks.gpu_day``.
 
-Of a prefill ``prepare_inputs`` and ``gather_hidden``; ``fc``, which stands between them, belongs to neither. Of sampled
-rows ``argmax``, which greedy drafts take, ``topk`` and ``select_candidates``, which those of a selector take, against
-one read of the logits. benchmarks.engine times decode steps, whole. Without a GPU: tiny shapes, the CPU twins, the wall
-clock.
+Of a prefill ``prepare_inputs`` and ``gather_hidden``; ``fc``, which stands between them, belongs to neither.
+benchmarks.engine times decode steps, whole. Without a GPU: tiny shapes, the CPU twins, the wall clock.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +17,6 @@ from benchmarks.timing import copy_bandwidth, device_us
 from peagle_kernels.gather_hidden import gather_hidden
 from peagle_kernels.layout import DraftBatch
 from peagle_kernels.prepare_inputs import prepare_inputs
-from peagle_kernels.select_candidates import Candidates, CandidateSelector, select_candidates
 from tests.support.batches import Request, build, moved
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -27,8 +24,6 @@ DTYPE = torch.bfloat16 if HAS_GPU else torch.float32
 K = 7 if HAS_GPU else 3
 # Of a prefill: the widths of hidden states, requests, and the rows of each request's prompt.
 WIDTHS, REQUESTS, CHUNK = ((2880, 2048, 4096), 4, 2048) if HAS_GPU else ((64,), 2, 32)
-# Of sampled rows: batches, the vocabulary, the candidates of a row, and the rank of the committed heads' selectors.
-BATCHES, VOCAB, CANDIDATES, RANK = ((1, 64), 201_088, (16, 64), 64) if HAS_GPU else ((1,), 512, (4,), 64)
 
 
 @torch.inference_mode()
@@ -41,13 +36,6 @@ def run_all() -> Iterator[dict[str, Any]]:
             share = float(f"{num_bytes / (us['median'] * 1e-6) / bandwidth:.3g}")
             shape = {"kernel": name, "requests": REQUESTS, "rows": REQUESTS * CHUNK, "k": K, "width": width}
             yield {**shape, "device_us": us, "bytes": num_bytes, "of_copy_bandwidth": share}
-    for num_reqs in BATCHES:
-        one_read = num_reqs * K * VOCAB * DTYPE.itemsize / bandwidth * 1e6
-        for num_candidates in CANDIDATES:
-            for name, call in sampled_rows(num_reqs, num_candidates).items():
-                us = arms.summary(device_us(call))
-                shape = {"kernel": name, "rows": num_reqs * K, "width": VOCAB, "candidates": num_candidates}
-                yield {**shape, "device_us": us, "reads of the logits": float(f"{us['median'] / one_read:.3g}")}
 
 
 def prefill(width: int) -> dict[str, tuple[Callable[[], Any], int]]:
@@ -76,21 +64,3 @@ def moved_bytes(batch: DraftBatch, row: int) -> tuple[int, int]:
     indices = batch.num_target_rows * (4 + 8) + batch.num_rows * (4 + 4 + 8 + 4 + 8) + samples * 3 * 8
     prepare = (batch.num_target_rows + batch.num_staging_rows) * NUM_AUX * row + indices
     return prepare, (batch.num_target_rows + 1 + batch.num_rows) * row + batch.num_rows * 4
-
-
-def sampled_rows(num_reqs: int, num_candidates: int) -> dict[str, Callable[[], Any]]:
-    """A call of each step on this device, with buffers that exist already."""
-    ints: dict[str, Any] = {"device": DEVICE, "dtype": torch.int64}
-    samples = torch.arange(num_reqs * K, **ints)
-    logits = torch.randn(len(samples), VOCAB, device=DEVICE, dtype=DTYPE)
-    best, ids = logits.topk(num_candidates)
-    candidates = Candidates(ids, best.float(), None, torch.zeros_like(samples).int(), samples)
-    first, second = torch.randn(2, VOCAB, RANK, device=DEVICE, dtype=DTYPE)
-    scale = torch.ones(1, device=DEVICE)
-    selector = CandidateSelector(first, second, None, scale, scale, num_candidates)
-    out, scores = torch.empty(num_reqs, K, **ints), torch.empty_like(candidates.logits)
-    return {
-        "argmax": lambda: logits.argmax(-1),
-        "topk": lambda: logits.topk(num_candidates),
-        "select_candidates": lambda: select_candidates(out, candidates, selector, None, scores, None),
-    }

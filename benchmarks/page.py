@@ -1,17 +1,14 @@
 """The page of text that a rung ends with."""
 
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import arms
-from benchmarks.parts import Part, best
+from benchmarks.parts import Part, best, logs, states
 from peagle_tools.shared.provenance import output_of, provenance
-from peagle_tools.train.lines import read_lines
 
 Table = tuple[str, list[dict[str, Any]]]  # a heading, and cells
 REHEARSAL = "A rehearsal without a GPU: tiny models, eager, on a CPU. No number here says anything about a GPU."
@@ -76,7 +73,7 @@ def _keys(texts: dict[str, str]) -> str:
     return "{\n" + ",\n".join(f"{json.dumps(key)}: {text}" for key, text in texts.items()) + "\n}"
 
 
-def page(rung: Any, parts: Sequence[Part], folder: Path, state: dict[str, dict[str, Any]]) -> str:
+def page(rung: Any, parts: Sequence[Part], folder: Path) -> str:
     """The goals, what was exact, tables of what there is, what vLLM's logs say, and what is not done.
 
     Args:
@@ -94,31 +91,16 @@ def page(rung: Any, parts: Sequence[Part], folder: Path, state: dict[str, dict[s
         lines += [f"  {test['name']}: {test['message'][:400]}" for test in tests if test["outcome"] == "failed"]
     for heading, table in rung.tables(cells):
         lines += [f"{heading}:", arms.table(table) if table else "nothing yet"]
-    lines += kernels(folder)
     for part in parts:
         lines += from_log(part, folder)
-    unfinished = {part.name: state.get(part.name, {"state": "not run"}) for part in parts}
-    lines += [f"not done: {name}: {entry}" for name, entry in unfinished.items() if entry["state"] != "done"]
+    ended = {part.name: states(folder).get(part.name, {"state": "not run"}) for part in parts}
+    lines += [f"not done: {name}: {entry}" for name, entry in ended.items() if entry["state"] != "done"]
     return "\n".join(lines) + "\n"
-
-
-def kernels(folder: Path) -> Iterator[str]:
-    """A line for each kernel: its variants, and the seconds that compiling them took."""
-    entries = sorted(
-        (entry for file in folder.glob("*.compiled") for entry in read_lines(file)), key=itemgetter("kernel")
-    )
-    yield "Triton kernels, over all processes:"
-    for name, group in itertools.groupby(entries, itemgetter("kernel")):
-        variants = [*group]
-        seconds = [entry["seconds"] for entry in variants if not entry["cached"]]
-        num_cached = len(variants) - len(seconds)
-        yield f"  {name}: {len(seconds)} compiled, {sum(seconds):.1f} s; {num_cached} from the cache"
 
 
 def from_log(part: Part, folder: Path) -> Iterator[str]:
     """Backends that vLLM chose, waits for the GPU and late compilations, of the part's last try."""
-    logs = sorted(folder.glob(f"{part.label}.[0-9].log"))
-    text = logs[-1].read_text(errors="replace") if logs else ""
+    text = "".join(log.read_text(errors="replace") for log in logs(part, folder)[:1])
     # Tests start several engines in one process, and vLLM keeps watching while the later ones warm up.
     notes = sorted({*BACKEND.findall(text), *(LATE.findall(text) if not part.runs_tests else ())})
     if waits := text.count(WAIT):

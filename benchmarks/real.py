@@ -9,6 +9,7 @@ import argparse
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -120,11 +121,21 @@ ARMS = [
 
 
 def read_set(name: str, prompts: int | None = None) -> list[list[str]]:
-    """The user's turns of every prompt of a set, or of ``prompts`` of them, spread over the set."""
-    chats = read_conversations(PROMPTS / f"{name}.jsonl")
-    if prompts:
-        chats = chats[:: max(1, len(chats) // prompts)][:prompts]
+    """The user's turns of every prompt of a set, or of ``prompts`` of them."""
+    chats = spread(read_conversations(PROMPTS / f"{name}.jsonl"), prompts)
     return [[message["content"] for message in messages] for messages in chats]
+
+
+def spread(rows: list[Any], number: int | None) -> list[Any]:
+    """All ``rows``, or ``number`` of them from everywhere."""
+    return rows[:: max(1, len(rows) // number)][:number] if number else rows
+
+
+def first_answers() -> dict[str, list[str]]:
+    """By set, the answers to first turns that every arm's second turns follow: the kept ones, without a drafter."""
+    rows = read_lines(KEPT, must_exist=False)
+    sets = next((row["sets"] for row in rows if row["settings"]["arm"]["name"] == NONE.name), {})
+    return {name: sets[name]["first"] for name in sets}
 
 
 class Engine:
@@ -161,25 +172,20 @@ class Engine:
             counts[0] += max(0, len(output.token_ids) - 1 - accepted - sum(counts))
         return counts
 
-    def acceptance(
-        self, first: dict[str, list[str]], prompts: int | None = None, **sampling: Any
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Acceptance on all prompts, or some of each set.
-
-        Args:
-            first: by set, the answers to first turns that second turns follow; none: this arm's own.
-            sampling: of the requests, in place of ``MAX_TOKENS`` and greedy.
+    def acceptance(self, prompts: int | None = None, **sampling: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Acceptance on all prompts, or some of each set; ``sampling`` may differ from ``MAX_TOKENS`` and greedy.
 
         Yields:
             A set, and for each prompt of it the ``counts`` of its turns added up, their tokens, and whether one ends in
-            a loop; ``first``: this arm's own answers that second turns followed.
+            a loop; ``first``: this arm's own answers that second turns followed, where ``first_answers`` has none.
         """
         for name in SETS:
             turns, how = read_set(name, prompts), {"max_tokens": MAX_TOKENS[name], **sampling}
-            answers, rounds = first.get(name, []), [self.answer([words[:1] for words in turns], **how)]
-            replies = [] if answers or len(turns[0]) == 1 else [output.text for output in rounds[0]]
+            rounds, replies = [self.answer([words[:1] for words in turns], **how)], []
             if len(turns[0]) == 2:
-                pairs = zip(turns, answers or replies, strict=True)
+                if not (answers := spread(first_answers().get(name, []), prompts)):
+                    answers = replies = [output.text for output in rounds[0]]
+                pairs = zip(turns, answers, strict=True)
                 rounds.append(self.answer([[begin, answer, end] for (begin, end), answer in pairs], **how))
             of_prompts = [*zip(*rounds, strict=True)]
             cell = {
@@ -189,6 +195,15 @@ class Engine:
                 "first": replies,
             }
             yield name, cell
+
+    def speed(self, name: str, c: int, number: int, max_tokens: int, **sampling: Any) -> float:
+        """Tokens a second of answers to ``number`` of a set's first turns, ``c`` at once."""
+        prompts = read_set(name, number)
+        chats = [prompts[at % len(prompts)][:1] for at in range(number)]
+        tokens, began = 0, time.perf_counter()
+        for at in range(0, number, c):
+            tokens += sum(len(output.token_ids) for output in self.answer(chats[at : at + c], max_tokens, **sampling))
+        return tokens / (time.perf_counter() - began)
 
 
 def in_own_process(task: Callable[..., Any], arm: RealArm, *args: Any, **more: Any) -> Any:
@@ -278,27 +293,25 @@ def committed() -> dict[str, dict[str, Any]]:
 # ----------------------------------------------------------------------------------------------- measurement
 
 
-def acceptance(arm: RealArm, first: dict[str, list[str]]) -> dict[str, Any]:
-    """Acceptance by set, measured now or in an earlier run; ``first``: see ``Engine.acceptance``."""
+def acceptance(arm: RealArm) -> dict[str, Any]:
+    """Acceptance by set, measured now or in an earlier run."""
     for row in read_lines(KEPT, must_exist=False):
         if row["settings"]["arm"] == asdict(arm):
             return row["sets"]
     settings = {"arm": asdict(arm), "max_tokens": MAX_TOKENS, "engine": ENGINE}
-    row = {"settings": settings, **provenance(), **in_own_process(_measured, arm, first)}
+    row = {"settings": settings, **provenance(), **in_own_process(_measured, arm)}
     add_line(KEPT, row)
     return row["sets"]
 
 
-def _measured(engine: Engine, first: dict[str, list[str]]) -> dict[str, Any]:
-    return {"drafter": engine.drafter, "sets": dict(engine.acceptance(first))}
+def _measured(engine: Engine) -> dict[str, Any]:
+    return {"drafter": engine.drafter, "sets": dict(engine.acceptance())}
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    first: dict[str, list[str]] = {}
     for arm in ARMS:
-        sets = acceptance(arm, first)
-        first = first or {name: sets[name]["first"] for name in SETS}
+        sets = acceptance(arm)
         print(arm.label, *(al_of(np.asarray(sets[name]["counts"]))["al"] for name in SETS), flush=True)
 
 

@@ -1,12 +1,10 @@
 """The drafters of ``benchmarks.real`` on a GPU, as a user gets them: parts of ``benchmarks.gpu_day``.
 
 bfloat16, vLLM's default compilation, Model Runner V2 but for stock P-EAGLE. One start an arm: acceptance on all
-prompts, while other arms start; then, alone, tokens/s at every concurrency. A server and ``vllm bench serve`` give the
-latencies at one request rate. Without a GPU: tiny models, eager, some prompts.
+prompts, while other arms start; then, alone, tokens/s at every concurrency. Without a GPU: tiny models, eager, few
+prompts.
 """
 
-import shlex
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,7 @@ import numpy as np
 
 from benchmarks import arms, turns
 from benchmarks.arms import HAS_GPU, SLOWER
-from benchmarks.real import KEPT, NONE, PROMPTS, SETS, TARGET, Engine, RealArm, al_of, committed, read_set
-from peagle_tools.train.lines import read_lines
+from benchmarks.real import SETS, TARGET, Engine, RealArm, al_of, committed
 
 MODELS = arms.ROOT / "models"
 HEADS = ("peagle", "eagle3") if HAS_GPU else (f"{MODELS}/tiny-llama-peagle-sharp", f"{MODELS}/tiny-llama-eagle3")
@@ -33,9 +30,6 @@ REPEATS, TIMED_PROMPTS, TIMED_TOKENS = (3, 8, 64) if HAS_GPU else (1, 1, 8)  # a
 LESS: dict[str, Any] = {} if HAS_GPU else {"max_tokens": 8}  # of an answer whose acceptance is measured
 PART_OF_A_SET = None if HAS_GPU else 2  # prompts whose acceptance is measured; None: all
 START_SECONDS, TIMED_SECONDS = 210 * SLOWER, 60 * SLOWER  # the limits of an arm's two stages
-RATE, REQUESTS = (32, 160) if HAS_GPU else (4, 4)  # of the server: requests a second, and in all
-ANSWER = 128 if HAS_GPU else 8  # tokens
-PERCENTILES = ("p50_ttft", "p99_ttft", "p50_tpot")  # of what ``vllm bench serve`` reports
 TEMPERATURES = (0.7, 1.0)
 ADAPTIVE = ("enable_adaptive_verification", True)  # vLLM verifies only the drafts that pay
 # More draft tokens for few requests than for many: [first batch size, last, K].
@@ -114,80 +108,14 @@ def run_arm(arm: str) -> Iterator[dict[str, Any]]:
     for c in drafting.batches:
         for sampling in requests:
             for name in SETS:
-                speeds = [speed(engine, name, c, **sampling) for _ in range(REPEATS)]
+                number = max(c, TIMED_PROMPTS)
+                speeds = [engine.speed(name, c, number, TIMED_TOKENS, **sampling) for _ in range(REPEATS)]
                 yield {"arm": arm, "set": name, "c": c, **sampling, "tokens_per_second": arms.summary(speeds, 1)}
 
 
 def acceptance(engine: Engine, **sampling: Any) -> Iterator[dict[str, Any]]:
     """A cell for each set."""
-    for name, answered in engine.acceptance(first_answers(), PART_OF_A_SET, **LESS, **sampling):
+    for name, answered in engine.acceptance(PART_OF_A_SET, **LESS, **sampling):
         counts = np.asarray(answered["counts"])
         cell = {"arm": engine.arm.label, "set": name, **sampling, **al_of(counts)}
         yield cell | {"prompts": len(counts), "tokens": sum(answered["tokens"])}
-
-
-def speed(engine: Engine, name: str, c: int, **sampling: Any) -> float:
-    """Tokens a second of answers to a set's first turns, ``c`` at once, over ``TIMED_PROMPTS`` prompts or c."""
-    number = max(c, TIMED_PROMPTS)
-    turns_of = read_set(name, number)
-    chats = [turns_of[at % len(turns_of)][:1] for at in range(number)]
-    tokens, began = 0, time.perf_counter()
-    for at in range(0, number, c):
-        tokens += sum(len(output.token_ids) for output in engine.answer(chats[at : at + c], TIMED_TOKENS, **sampling))
-    return tokens / (time.perf_counter() - began)
-
-
-def first_answers() -> dict[str, list[str]]:
-    """Those that second turns followed on the CPU, so that all prompts are the same; none without a GPU."""
-    if not HAS_GPU:
-        return {}
-    kept = next(row for row in read_lines(KEPT) if row["settings"]["arm"]["name"] == NONE.name)
-    return {name: kept["sets"][name]["first"] for name in SETS}
-
-
-def serve(arm: str, log: str) -> Iterator[dict[str, Any]]:
-    """A cell: latencies of a server with an arm, in milliseconds.
-
-    Args:
-        log: the server's is LOG.log, its client's LOG-client.log.
-    """
-    from peagle_tools.bench import client
-    from peagle_tools.bench.cells import Cell
-    from peagle_tools.bench.suite import Suite
-    from peagle_tools.shared.server import Server
-
-    drafting = ARMS[arm]
-    drafting.check()
-    config = drafting.speculative_config()
-    k = {"k": [config.pop("num_speculative_tokens")]} if config else {}
-    data = f"--dataset-name custom --dataset-path {PROMPTS}/humaneval.jsonl --disable-shuffle --request-rate {RATE}"
-    suite = Suite.model_validate(
-        {
-            "name": "server",
-            "target": str(drafting.target),
-            "serve": {"flags": shlex.join(flags(drafting.engine))},
-            "arms": {arm: {"speculative_config": config, **k}},
-            "datasets": {"HumanEval": {"flags": data, "prompts": REQUESTS, "output_tokens": ANSWER}},
-            "concurrency": [MOST],
-        }
-    )
-    cell = Cell(arm, drafting.k, "HumanEval", MOST, 1)
-    here, out = Path(log).parent, Path(log).name
-    turns.share(START_SECONDS)
-    env = client.environment(suite, arm)
-    with Server(client.serve_arguments(suite, arm, drafting.k), cwd=here, env=env, log=here / f"{out}.log") as up:
-        started = up.wait_until_ready(START_SECONDS)
-        turns.have_to_itself(TIMED_SECONDS)
-        raw = client.measure(suite, cell, up, cwd=here, log=here / f"{out}-client.log")
-    latencies = {name: raw[name] for name in raw if name.startswith(PERCENTILES)}
-    between = np.percentile([1000 * seconds for answer in raw["itls"] for seconds in answer], (50, 99))
-    latencies |= {f"p{p}_itl_ms": float(ms) for p, ms in zip((50, 99), between, strict=True)}
-    cell_of = {"arm": arm, "requests a second": RATE, **{name: round(ms, 2) for name, ms in latencies.items()}}
-    yield cell_of | {"output_throughput": round(raw["output_throughput"]), "start_seconds": round(started)}
-
-
-def flags(engine: dict[str, Any]) -> list[str]:
-    """Arguments of ``LLM`` as those of a server."""
-    named = {name.replace("_", "-"): value for name, value in engine.items()}
-    switches = [f"--{'' if value else 'no-'}{name}" for name, value in named.items() if isinstance(value, bool)]
-    return switches + [f"--{name}={value}" for name, value in named.items() if not isinstance(value, bool)]

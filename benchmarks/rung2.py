@@ -1,9 +1,9 @@
-"""Rung 2: the real target with its committed heads: acceptance, tokens/s, sampled requests, full batches, a server."""
+"""Rung 2: the real target with its committed heads: acceptance, tokens/s, sampled requests, full batches."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks import arms, real_gpu
+from benchmarks import real_gpu
 from benchmarks.arms import HAS_GPU, SLOWER, call
 from benchmarks.page import REHEARSAL, Goal, Table, having, measured, ratio
 from benchmarks.parts import Part
@@ -13,9 +13,8 @@ from benchmarks.real_gpu import ARMS, WITH_GRAPHS
 OURS, NONE = "P-EAGLE K=3", "none"
 LOOKUP, EAGLE3 = "P-EAGLE with look-up K=5", ("EAGLE-3 K=2", "EAGLE-3 K=3")
 FOR_FULL_BATCHES = ("P-EAGLE, adaptive verification K=5", "P-EAGLE by batch size K=5")
-LATE = "EAGLE-3, sampled K=3"  # the least valuable engine starts with the servers
-# In seconds: a part waits for the start, and then for the turns, of all that run with it.
-ENGINE_LIMIT, SERVER_LIMIT = 400 * SLOWER, 180 * SLOWER
+LATE = "EAGLE-3, sampled K=3"  # the least valuable engine
+LIMIT = 400 * SLOWER  # seconds: a part waits for the start, and then for the turns, of all that run with it
 
 NOTES = (
     "SmolLM2-135M-Instruct and its committed heads, bfloat16, vLLM's default compilation and graph sizes, each engine "
@@ -29,27 +28,19 @@ NOTES = (
 
 
 def parts() -> list[list[Part]]:
-    """The most valuable first: all engines but one start at the same time, then the servers and that one."""
+    """The most valuable first: as many engines as can start at the same time, then the last one."""
     if not HAS_GPU:
-        return [[engine_part(OURS), server_part(OURS)]]
-    first = [arm for arm in ARMS if arm not in (LATE, *WITH_GRAPHS)]
-    return [[*map(engine_part, first)], [*map(server_part, (OURS, NONE, EAGLE3[1])), engine_part(LATE, SERVER_LIMIT)]]
+        return [[engine_part(OURS)]]
+    return [[engine_part(arm) for arm in ARMS if arm not in (LATE, *WITH_GRAPHS)], [engine_part(LATE)]]
 
 
-def engine_part(arm: str, limit: float = ENGINE_LIMIT) -> Part:
-    return Part(f"engine {arm}", call(real_gpu.run_arm, arm=arm), limit, ARMS[arm].env)
-
-
-def server_part(arm: str) -> Part:
-    """A server has no Model Runner V2 without a GPU."""
-    env = ARMS[arm].env | ({} if HAS_GPU else arms.V1 | {"TRITON_INTERPRET": ""})
-    return Part(f"server {arm}", call(real_gpu.serve, arm=arm, log="OUT.server"), SERVER_LIMIT, env)
+def engine_part(arm: str) -> Part:
+    return Part(f"engine {arm}", call(real_gpu.run_arm, arm=arm), LIMIT, ARMS[arm].env)
 
 
 def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:
     yield "acceptance length, and its 95% interval here and on a CPU", having(cells, "al")
     yield "tokens/s", having(cells, "tokens_per_second")
-    yield "a server, milliseconds", having(cells, "start_seconds")
 
 
 def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:

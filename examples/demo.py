@@ -5,31 +5,23 @@ docs/acceptance.md has. The tokens/s are of fewer and shorter answers, one after
 """
 
 import argparse
-import time
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.real import ARMS, PLAIN, SETS, Engine, al_of, committed, in_own_process, read_set
+from benchmarks.real import ARMS, PLAIN, SETS, Engine, al_of, committed, in_own_process
 
 SHOWN = ("none", "n-gram K=5", "EAGLE-3 K=2", f"{PLAIN} K=3", "P-EAGLE K=3")
 TIMED_PROMPTS, TIMED_TOKENS = 4, 64  # of each set, and of an answer
 QUESTION = "Compose a haiku about a small model that guesses what a large one will say."
 
 
-def measured(engine: Engine, first: dict[str, list[str]], prompts: int) -> tuple[dict[str, Any], dict[str, float], str]:
+def measured(engine: Engine, prompts: int) -> tuple[dict[str, Any], dict[str, float], str]:
     """Acceptance and tokens/s by set, and the answer to QUESTION, in the process of the engine."""
-    speeds = {name: tokens_per_second(engine, name) for name in SETS}
-    return dict(engine.acceptance(first, prompts)), speeds, engine.answer([[QUESTION]], TIMED_TOKENS)[0].text
-
-
-def tokens_per_second(engine: Engine, name: str) -> float:
-    """Of answers to some of a set's first turns, one after the other."""
-    chats, began = [turns[:1] for turns in read_set(name, TIMED_PROMPTS)], time.perf_counter()
-    tokens = sum(len(engine.answer([chat], TIMED_TOKENS)[0].token_ids) for chat in chats)
-    return tokens / (time.perf_counter() - began)
+    speeds = {name: engine.speed(name, 1, TIMED_PROMPTS, TIMED_TOKENS) for name in SETS}
+    return dict(engine.acceptance(prompts)), speeds, engine.answer([[QUESTION]], TIMED_TOKENS)[0].text
 
 
 def main() -> None:
@@ -39,12 +31,10 @@ def main() -> None:
     console, table = Console(), Table(title=f"{args.prompts} prompts of each set")
     for column in ("drafter", "prompts", "AL [95%]", "AL of all", "tokens/s"):
         table.add_column(column, justify="left" if column in ("drafter", "prompts") else "right")
-    first: dict[str, list[str]] = {}
     of_all = committed()
     for arm in (arm for arm in ARMS if arm.label in SHOWN):
         with console.status(arm.label):
-            cells, speeds, answer = in_own_process(measured, arm, first, args.prompts)
-        first = first or {name: cells[name]["first"] for name in SETS}
+            cells, speeds, answer = in_own_process(measured, arm, args.prompts)
         for name in SETS:
             al = "{al:.2f} [{al_95[0]:.2f}, {al_95[1]:.2f}]".format(**al_of(np.asarray(cells[name]["counts"])))
             table.add_row(arm.label, name, al, f"{of_all[arm.label][name]['al']:.2f}", f"{speeds[name]:.0f}")

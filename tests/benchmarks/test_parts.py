@@ -1,20 +1,18 @@
-"""A rung's parts with stand-ins: killed, resumed, cut off, side by side."""
+"""A rung's parts with stand-ins: killed, run again, cut off, side by side."""
 
-import json
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 import benchmarks.parts
 from benchmarks import turns
-from benchmarks.arms import ROOT, call
+from benchmarks.arms import call
 from benchmarks.page import page
-from benchmarks.parts import PYTEST, STATE, Part, best, run_parts
+from benchmarks.parts import PYTEST, Part, best, run_parts, states
 
 TESTS = """
 import time
@@ -26,27 +24,18 @@ def test_two():
         time.sleep(0.05)
     assert 1 == 2, "rows differ"
 """
-DRIVER = """
-import sys
-from pathlib import Path
-import benchmarks.parts
-from tests.benchmarks.test_parts import parts
-folder = Path(sys.argv[1])
-benchmarks.parts.run_parts([[part] for part in parts(folder)], folder / "results")
-"""
 
 
-def killed_once_finished(folder: Path, part: Part) -> dict:
-    """The state that a driver leaves which is killed once this part has finished something."""
-    command, results = [sys.executable, "-c", DRIVER, str(folder)], folder / "results"
-    driver = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 240
-    while not best(part, results):
-        assert time.monotonic() < deadline and driver.poll() is None, "the part never finished anything"
-        time.sleep(0.05)
-    driver.kill()
-    driver.wait()
-    return json.loads((results / STATE).read_text())
+def killed_once_finished(part: Part, results: Path) -> None:
+    """Run this part, which is killed once it has finished something."""
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run_parts, [[part]], results)
+        while not best(part, results):
+            assert not running.done(), "the part never finished anything"
+            time.sleep(0.05)
+        for process in psutil.Process().children():
+            if "benchmarks" in str(process.cmdline()):
+                process.kill()
 
 
 def cells(go: str):
@@ -57,62 +46,44 @@ def cells(go: str):
     yield {"cell": 2}
 
 
-def parts(folder: Path) -> list[Part]:
-    (folder / "test_it.py").write_text(TESTS.format(go=str(folder / "go-tests")))
-    return [
-        Part("engine", call(cells, go=str(folder / "go-cells")), 60),
-        Part("drafts", (*PYTEST, str(folder / "test_it.py")), 60),
-    ]
-
-
-def test_killed_in_each_part_it_keeps_what_was_finished(tmp_path: Path):
-    engine, drafts = parts(tmp_path)
-    results = tmp_path / "results"
-    for part, go in ((engine, "go-cells"), (drafts, "go-tests")):
-        state = killed_once_finished(tmp_path, part)
-        assert (state[part.name]["state"], len(best(part, results))) == ("running", 1)
-        (tmp_path / go).touch()
-    state = run_parts([[engine], [drafts]], results)
-    assert (state["engine"]["state"], state["engine"]["tries"]) == ("done", 2)
-    assert [cell["cell"] for cell in best(engine, results)] == [1, 2]
-    assert (state["drafts"]["state"], len(best(drafts, results))) == ("failed", 2)
-    text = page(SimpleNamespace(NOTES="", goals=lambda cells: (), tables=lambda cells: ()), [drafts], results, state)
+def test_a_part_that_is_killed_keeps_what_it_finished(tmp_path: Path):
+    results, file = tmp_path / "results", tmp_path / "test_it.py"
+    file.write_text(TESTS.format(go=str(tmp_path / "go")))
+    engine = Part("engine", call(cells, go=str(tmp_path / "go")))
+    drafts = Part("drafts", (*PYTEST, str(file)))
+    for part in (engine, drafts):
+        killed_once_finished(part, results)
+        assert states(results)[part.name]["state"] == "failed" and len(best(part, results)) == 1
+    (tmp_path / "go").touch()
+    run_parts([[engine], [drafts]], results)
+    state = states(results)
+    assert state["engine"]["state"] == "done" and [cell["cell"] for cell in best(engine, results)] == [1, 2]
+    assert state["drafts"]["state"] == "failed" and len(best(drafts, results)) == 2
+    text = page(SimpleNamespace(NOTES="", goals=lambda cells: (), tables=lambda cells: ()), [drafts], results)
     assert "drafts: 1 of 2 tests passed, 12 draft rows" in text and "test_two: AssertionError: rows differ" in text
 
 
 def test_a_slice_or_a_limit_ends_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One that was cut off goes on in less than half of its limit, once."""
+    """None begins in less than ``LEAST``."""
+    hangs, results = call(cells, go=str(tmp_path / "never")), tmp_path / "results"
+    run_parts([[Part("late", hangs)]], results, benchmarks.parts.LEAST - 1)
+    run_parts([[Part("limited", hangs, 1)]], results)
     monkeypatch.setattr(benchmarks.parts, "LEAST", 1)
-    hangs = call(cells, go=str(tmp_path / "never"))
-    for tries, limit in ((1, 3), (2, 100), (2, 100)):
-        state = run_parts([[Part("hangs", hangs, limit)]], tmp_path / "results", 2)["hangs"]
-        assert (state["state"], state["tries"]) == ("cut", tries)
-    assert not run_parts([[Part("long", (), 100)]], tmp_path / "results", 2).get("long")
-    state = run_parts([[Part("limited", hangs, 1)]], tmp_path / "results")
+    run_parts([[Part("cut", hangs)]], results, 2)
+    state = states(results)
+    assert state.keys() == {"limited", "cut"} and state["cut"]["state"] == "cut"
     assert state["limited"]["error"] == "took longer than its limit of 1 s"
 
 
-def test_what_failed_is_tried_again_once(tmp_path: Path):
+def test_what_failed_is_tried_again(tmp_path: Path):
+    """What is done is not."""
     broken, fine = Part("broken", ("no_such_module",)), Part("fine", call(cells, go=str(tmp_path)))
-    for tries in (1, 2, 2):
-        state = run_parts([[broken], [fine]], tmp_path / "results")
-        assert (state["broken"]["state"], state["broken"]["tries"]) == ("failed", tries)
+    for _ in range(2):
+        run_parts([[broken], [fine]], tmp_path / "results")
+        state = states(tmp_path / "results")
+        assert (state["broken"]["state"], state["fine"]["state"]) == ("failed", "done")
         assert "no_such_module" in state["broken"]["error"]
-        assert (state["fine"]["state"], state["fine"]["tries"]) == ("done", 1)
-
-
-def test_a_group_begins_when_the_one_before_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(benchmarks.parts, "SIDE_BY_SIDE", 3)
-    events = []
-
-    def attempt(part: Part, *_: object) -> None:
-        events.append(part.name)
-        time.sleep(0.2)
-        events.append(f"end of {part.name}")
-
-    monkeypatch.setattr(benchmarks.parts, "attempt", attempt)
-    run_parts([[Part("a", ()), Part("b", ())], [Part("c", ())]], tmp_path)
-    assert {*events[:2]} == {"a", "b"} and events[4:] == ["c", "end of c"]
+    assert [len(benchmarks.parts.logs(part, tmp_path / "results")) for part in (broken, fine)] == [2, 1]
 
 
 def starts_and_times(mine: str, go: str, seconds: int):
@@ -134,13 +105,13 @@ def test_what_is_timed_waits_for_what_starts(tmp_path: Path, monkeypatch: pytest
     ready = call(starts_and_times, mine=b, go=a, seconds=0)
     pair = [Part("starting", starting, 60), Part("ready", ready, 60)]
     with ThreadPoolExecutor() as pool:
-        state = pool.submit(run_parts, [pair], Path(folder))
+        running = pool.submit(run_parts, [pair], Path(folder))
         while not (tmp_path / "b").exists() or not (tmp_path / "a").exists():
             time.sleep(0.05)
         if not hangs:
             time.sleep(1)
             assert not best(pair[1], Path(folder))
             Path(go).touch()
-        ended = state.result()
-    assert ended["ready"]["state"] == "done"
-    assert ended["starting"]["state"] == ("failed" if hangs else "done")
+        running.result()
+    ended = states(Path(folder))
+    assert (ended["ready"]["state"], ended["starting"]["state"]) == ("done", "failed" if hangs else "done")

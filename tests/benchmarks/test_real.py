@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,14 +27,27 @@ def test_acceptance_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(real, "KEPT", tmp_path / "kept.jsonl")
     started: list[real.RealArm] = []
 
-    def in_own_process(_: object, arm: real.RealArm, *args: object) -> dict:
+    def in_own_process(_: object, arm: real.RealArm) -> dict:
         started.append(arm)
         return {"drafter": "", "sets": len(started)}
 
     monkeypatch.setattr(real, "in_own_process", in_own_process)
     for _ in range(2):
-        assert [real.acceptance(arm, {}) for arm in real.ARMS] == [*range(1, len(real.ARMS) + 1)]
+        assert [real.acceptance(arm) for arm in real.ARMS] == [*range(1, len(real.ARMS) + 1)]
     assert started == real.ARMS
+
+
+def test_second_turns_follow_the_kept_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before there are any, an arm's own, which are kept."""
+    asked, engine = list[list[list[str]]](), object.__new__(real.Engine)
+    output = SimpleNamespace(text="its own", token_ids=[1], spec_decode_metrics=None)
+    engine.arm, engine.answer = real.NONE, lambda chats, **_: asked.append(chats) or [output] * len(chats)
+    kept = real.first_answers()["mt-bench"]
+    assert [cell["first"] for _, cell in engine.acceptance(2)] == [[], []]
+    assert [chat[1] for chat in asked[-1]] == [kept[0], kept[40]] and len(kept) == 80
+    monkeypatch.setattr(real, "KEPT", tmp_path / "nothing")
+    assert [cell["first"] for _, cell in engine.acceptance(2)] == [[], ["its own"] * 2]
+    assert [chat[1] for chat in asked[-1]] == ["its own"] * 2
 
 
 def test_a_head_without_its_selector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
