@@ -20,7 +20,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,14 +60,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def twins_or_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    if ARM != "plugin-v2" or HAS_GPU or request.node.get_closest_marker("kernels"):
-        yield
-        return
-    from tools.interpreter import torch_twins
+def twins_or_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if ARM == "plugin-v2" and not HAS_GPU and not request.node.get_closest_marker("kernels"):
+        from peagle_kernels import dispatch
 
-    with torch_twins():
-        yield
+        monkeypatch.setattr(dispatch, "INTERPRETED", False)
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("arm")  # a test's own mark narrows its module's
         return mark is not None and ARM not in mark.args
 
-    from tools import interpreter
-
-    # The mutants' processes have vLLM imported, and the interpreter enabled before.
-    if ARM == "plugin-v2" and not HAS_GPU and "vllm.triton_utils" in sys.modules and not interpreter.is_enabled():
+    if ARM == "plugin-v2" and not HAS_GPU and "vllm.triton_utils" in sys.modules:
         raise pytest.UsageError("a test imports vLLM while it is collected, before Triton's interpreter is enabled")
     config.hook.pytest_deselected(items=list(filter(elsewhere, items)))
     items[:] = itertools.filterfalse(elsewhere, items)
