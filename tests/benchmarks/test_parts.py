@@ -49,8 +49,8 @@ def cells(go: str):
 def test_a_part_that_is_killed_keeps_what_it_finished(tmp_path: Path):
     results, file = tmp_path / "results", tmp_path / "test_it.py"
     file.write_text(TESTS.format(go=str(tmp_path / "go")))
-    engine = Part("engine", call(cells, go=str(tmp_path / "go")))
-    drafts = Part("drafts", (*PYTEST, str(file)))
+    engine = Part("engine", call(cells, go=str(tmp_path / "go")), 60)
+    drafts = Part("drafts", (*PYTEST, str(file)), 60)
     for part in (engine, drafts):
         killed_once_finished(part, results)
         assert states(results)[part.name]["state"] == "failed" and len(best(part, results)) == 1
