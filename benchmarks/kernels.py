@@ -23,7 +23,8 @@ DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32
 K = 7 if HAS_GPU else 3
 # Of a prefill: the widths of hidden states, requests, and the rows of each request's prompt.
-WIDTHS, REQUESTS, CHUNK = ((2880, 2048, 4096), 4, 2048) if HAS_GPU else ((64,), 2, 32)
+WIDTHS = (2880, 2048, 4096) if HAS_GPU else (64,)
+REQUESTS, CHUNK = (4, 2048) if HAS_GPU else (2, 32)
 
 
 @torch.inference_mode()

@@ -26,7 +26,8 @@ ENGINE: dict[str, Any] = (
     if HAS_GPU
     else {"dtype": "float32", "kv_cache_memory_bytes": 128 << 20, "enforce_eager": True}
 )
-REPEATS, TIMED_PROMPTS, TIMED_TOKENS = (3, 8, 64) if HAS_GPU else (1, 1, 8)  # at least so many prompts
+REPEATS = 3 if HAS_GPU else 1
+TIMED_PROMPTS, TIMED_TOKENS = (8, 64) if HAS_GPU else (1, 8)  # at least so many prompts
 LESS: dict[str, Any] = {} if HAS_GPU else {"max_tokens": 8}  # of an answer whose acceptance is measured
 PART_OF_A_SET = None if HAS_GPU else 2  # prompts whose acceptance is measured; None: all
 START_SECONDS, TIMED_SECONDS = 210 * SLOWER, 60 * SLOWER  # the limits of an arm's two stages

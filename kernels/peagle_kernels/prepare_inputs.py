@@ -17,8 +17,12 @@ from peagle_kernels.batch import DraftBuffers, KVGroups, TargetBatch
 from peagle_kernels.dispatch import runs_twin, vector_elements
 from peagle_kernels.layout import DraftBatch
 
-MASK_ROW, PAD_ROW, PAD_SLOT = (tl.constexpr(n) for n in (geometry.MASK_ROW, geometry.PAD_ROW, geometry.PAD_SLOT))
-ROWS_PER_PROGRAM, REQS_PER_PROGRAM, COLUMNS_PER_STEP = (tl.constexpr(n) for n in (128, 32, 1024))
+MASK_ROW = tl.constexpr(geometry.MASK_ROW)
+PAD_ROW = tl.constexpr(geometry.PAD_ROW)
+PAD_SLOT = tl.constexpr(geometry.PAD_SLOT)
+ROWS_PER_PROGRAM = tl.constexpr(128)
+REQS_PER_PROGRAM = tl.constexpr(32)
+COLUMNS_PER_STEP = tl.constexpr(1024)
 
 
 def prepare_inputs(

@@ -46,9 +46,9 @@ class Case:
             head.tensors[name] = tensor.to(self.dtype) if tensor.is_floating_point() else tensor
         return head.save(folder)
 
-    def write(self, folder: Path, own: Path) -> Path:
+    def write(self, folder: Path, plain: Path) -> Path:
         """The same head in the dialect's words."""
-        head = read(own)
+        head = read(plain)
         head.shards = self.shards
         self.rewrite(head)
         return head.save(folder)
@@ -85,23 +85,23 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_target(tmp_path_factory.mktemp("dialects") / "target")
 
 
-def check_drafts(target: Path, head: Path, own: Path) -> None:
+def check_drafts(target: Path, head: Path, plain: Path) -> None:
     live = engine(Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN))
-    report, _ = serve_exactly(live, ASKED, Reference(target, own))
+    report, _ = serve_exactly(live, ASKED, Reference(target, plain))
     assert report.rows >= 8
 
 
 @pytest.mark.parametrize("name", CASES if ARM == "plugin-v1" else ["speculators-mixed"])
 def test_drafts_of_a_dialect(name: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     case = CASES.get(name, MIXED)
-    own = case.write_own(tmp_path / "own", target)
-    head, converted = case.write(tmp_path / "head", own), tmp_path / "converted"
+    plain = case.write_own(tmp_path / "plain", target)
+    head, converted = case.write(tmp_path / "head", plain), tmp_path / "converted"
     if case.direct:
-        check_drafts(target, head, own)
+        check_drafts(target, head, plain)
     to = "speculators" if "speculators" not in name and len(name) % 2 else "vllm"
     ran = run(monkeypatch, "convert", head, converted, "--to", to, "--target", target, *case.options)
     assert ran.code == 0, ran.err
-    check_drafts(target, converted, own)
+    check_drafts(target, converted, plain)
 
 
 @pytest.mark.arm("plugin-v1")
@@ -115,7 +115,7 @@ def test_windows_that_only_v2_serves_are_refused_on_v1(target: Path, tmp_path: P
 def test_what_needs_convert_is_refused_by_inspects_line(
     name: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    head = CASES[name].write(tmp_path / "head", CASES[name].write_own(tmp_path / "own", target))
+    head = CASES[name].write(tmp_path / "head", CASES[name].write_own(tmp_path / "plain", target))
     inspected = run(monkeypatch, "inspect", head, "--target", target)
     assert inspected.code == 1
     with pytest.raises(RefusedError) as refused:
@@ -127,7 +127,7 @@ def test_what_needs_convert_is_refused_by_inspects_line(
 @pytest.mark.arm("plugin-v1")
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_weight_with_nan_or_inf_is_refused_when_it_is_loaded(value: float, target: Path, tmp_path: Path):
-    head = read(CASES["aws"].write_own(tmp_path / "own", target))
+    head = read(CASES["aws"].write_own(tmp_path / "plain", target))
     head.tensors["layers.1.mlp.up_proj.weight"][-1, -1] = value
     with pytest.raises(RefusedError, match=r"up_proj.* NaN or Inf"):
         engine(Settings(target, head.save(tmp_path / "head"), k=K))
@@ -150,8 +150,8 @@ def test_a_head_is_judged_by_its_own_load_format(target: Path, tmp_path: Path):
 @pytest.mark.parametrize("fmt", ["vllm", "speculators"])
 def test_a_text_has_no_positions_of_m_rope(fmt: str, target: Path, tmp_path: Path):
     """A head whose config has it drafts as without."""
-    own = write_head(tmp_path / "own", target, HeadSpec(fmt=fmt))
-    head = read(own)
+    plain = write_head(tmp_path / "plain", target, HeadSpec(fmt=fmt))
+    head = read(plain)
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6], "mrope_interleaved": True}
     head.layer_config["rope_parameters"] = rope
-    check_drafts(target, head.save(tmp_path / "head"), own)
+    check_drafts(target, head.save(tmp_path / "head"), plain)

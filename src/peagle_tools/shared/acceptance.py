@@ -60,7 +60,8 @@ def by_repeated(answers: Iterable[Answer]) -> dict[int, Acceptance]:
     """
     counts = []
     for prompt, answer, metrics in answers:
-        tokens, known, steps = len(prompt) + 1, [], []  # one token by the prompt's own step
+        tokens = len(prompt) + 1  # one token by the prompt's own step
+        known, steps = [], []
         for accepted in metrics.get("per_step_accepted") or ():
             known.append(tokens)
             steps.append(Acceptance(1, tuple(int(i < accepted) for i in range(metrics["num_spec_tokens"]))))

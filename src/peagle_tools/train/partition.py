@@ -91,8 +91,9 @@ class RowAttention:
             rows, in_rows, keys, in_keys = (index.to(like.device) for index in padded)
             if mask_rows:
                 anchor, depth = mask_rows.anchor[rows], mask_rows.depth[rows]
-                own = (anchor[:, :, None] == anchor[:, None]) & (depth[:, :, None] >= depth[:, None])
-                seen = torch.cat([(keys[:, None] <= anchor[:, :, None]) & in_keys[:, None], own & in_rows[:, None]], -1)
+                real = (keys[:, None] <= anchor[:, :, None]) & in_keys[:, None]
+                mask = (anchor[:, :, None] == anchor[:, None]) & (depth[:, :, None] >= depth[:, None])
+                seen = torch.cat([real, mask & in_rows[:, None]], dim=-1)
                 bias = like.new_zeros(seen.shape).masked_fill_(~seen, float("-inf"))[:, None]
                 self.batches.append((rows, torch.cat([keys, rows + len(documents.ids)], dim=1), bias))
             else:

@@ -5,7 +5,9 @@ from typing import Any
 from peagle_vllm.heads.config import FLAG, POSITIVE, SIZE, Config, Kind, unfit
 from peagle_vllm.heads.files import HeadError, shown
 
-THETA, PARTIAL, TRAINED_LENGTH = "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"
+THETA = "rope_theta"
+PARTIAL = "partial_rotary_factor"
+TRAINED_LENGTH = "original_max_position_embeddings"
 NUMBER = Kind(lambda v: type(v) in (int, float) and -1e30 < v < 1e30, "a number")
 SCALE = Kind(lambda v: NUMBER.fits(v) and v >= 0, "a number from 0")
 FACTORS = Kind(lambda v: isinstance(v, list) and bool(v) and all(map(POSITIVE.fits, v)), "a list of numbers above 0")
