@@ -14,25 +14,26 @@ The file reads like a diff. Below the path of a product file its mutants, with a
     + what replaces it; nothing deletes it
     ! the test that must fail on plugin-v2        left out: DECODING, on the arm that the places tell
 
-First, for each arm, a process runs the tests that its mutants name; then each mutant has a process of its own, which
-takes our packages from a copy of the tree.
+Each arm has a process of its own, which forks for each trial: importing vLLM takes ten times as long as a small draft
+test. A fork starts with vLLM imported and without our packages, which it takes from a copy of the tree, broken or not.
 """
 
 import argparse
+import multiprocessing
 import os
 import shutil
-import subprocess
+import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 300  # seconds; a mutant may hang the engine
-PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-W", "ignore")
+PYTEST = ("-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-W", "ignore")
 DECODING = "tests/drafts/test_basics.py::test_decoding"
 # What tests of a folder need, and whoever runs a broken file of one.
 ARMS = {"tests/kernels/": "kernels", "tests/v2/": "plugin-v2", "src/peagle_vllm/v2/": "plugin-v2"}
@@ -73,40 +74,87 @@ def read(text: str) -> Iterator[Mutation]:
 MUTATIONS = tuple(read(Path(__file__).with_name("mutants.txt").read_text()))
 
 
-def run_unbroken(arm: str, killers: Iterable[str]) -> str:
-    """What is wrong with the tests of an arm where nothing is broken."""
-    status, log = run_tests(arm, killers, ROOT, TIMEOUT * 10)
-    print(f"{'passed' if status == 0 else 'FAILED':9}  {arm:9}  (no mutant)", flush=True)
-    return f"===== {arm}, no mutant =====\n{log[-3000:]}" if status else ""
+def planned(chosen: list[Mutation]) -> dict[str, list[Mutation]]:
+    """By arm: every killer once without a mutant, a text replaced by itself, then every mutant."""
+    plan: dict[str, list[Mutation]] = {}
+    for mutation in chosen:
+        plan.setdefault(mutation.arm, []).append(mutation)
+    for trials in plan.values():
+        unbroken = {trial.killer: replace(trial, name="(no mutant)", new=trial.old) for trial in trials}
+        trials[:0] = unbroken.values()
+    return plan
 
 
-def run_mutant(mutation: Mutation) -> str:
-    """What is wrong with a mutant: it survives, or its test does not run."""
-    began = time.monotonic()
-    with TemporaryDirectory(prefix="peagle-mutant-") as folder:
-        for entry in ("kernels", "src"):
-            shutil.copytree(ROOT / entry, Path(folder, entry), ignore=shutil.ignore_patterns("__pycache__"))
-        broken = Path(folder, mutation.file)
-        broken.write_text(broken.read_text().replace(mutation.old, mutation.new))
-        status, log = run_tests(mutation.arm, [mutation.killer], Path(folder), TIMEOUT)
-    verdict = {0: "survived", 1: "killed"}.get(status, f"exit {status}")
-    where = mutation.killer.rpartition("/")[2]
-    print(f"{verdict:9} {time.monotonic() - began:4.0f} s  {mutation.arm:9}  {mutation.name:48} {where}", flush=True)
-    return "" if status == 1 else f"===== {mutation.name}: {verdict} =====\n{log[-3000:]}"
+def run_arm(arm: str, trials: list[Mutation]) -> list[str]:
+    """Run the trials of one arm in this process, which does nothing else; returns what went wrong."""
+    import_early(arm)
+    bad = []
+    for trial in trials:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="peagle-mutant-") as folder:
+            status = run_forked(trial, Path(folder))
+            log = Path(folder, "log").read_text()
+        words = ("passed", "failed") if trial.new == trial.old else ("survived", "killed")
+        verdict = words[status] if status in (0, 1) else f"exit {status}"  # pytest's 1 is failing tests
+        seconds = time.monotonic() - began
+        print(f"{verdict:9} {seconds:4.0f} s  {arm:9}  {trial.name:48} {trial.killer.rpartition('/')[2]}", flush=True)
+        if verdict not in ("killed", "passed"):
+            bad.append(f"===== {trial.name}: {verdict} =====\n{log[-3000:]}")
+    return bad
 
 
-def run_tests(arm: str, tests: Iterable[str], product: Path, seconds: float) -> tuple[int, str]:
-    """Pytest's output on the packages of a tree, and its status; 1 also if a signal ended it, or it hangs."""
-    env = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "PEAGLE_TEST_ARM")}
-    env |= {"TRITON_INTERPRET": "1"} if arm == "kernels" else {"PEAGLE_TEST_ARM": arm}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{product}/kernels{os.pathsep}{product}/src"}
-    try:
-        done = subprocess.run(
-            [*PYTEST, *tests], cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return 1, "takes too long"
-    return 1 if done.returncode < 0 else done.returncode, done.stdout + done.stderr
+def import_early(arm: str) -> None:
+    """The arm's environment, and what every trial would import anyway, our own packages excepted."""
+    for name in ("TRITON_INTERPRET", "PEAGLE_TEST_ARM"):
+        os.environ.pop(name, None)
+    os.environ |= {"TRITON_INTERPRET": "1"} if arm == "kernels" else {"PEAGLE_TEST_ARM": arm}
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
+    if arm != "kernels":
+        from tests import conftest  # noqa: F401  (the environment that Triton and vLLM read when they are imported)
+    import hypothesis  # noqa: F401
+    import pytest  # noqa: F401
+    import torch
+    import triton  # noqa: F401
+
+    torch.set_num_threads(1)
+    if arm == "kernels":
+        return
+    if arm == "plugin-v2":
+        from tools.interpreter import enable
+
+        enable()
+    import vllm.entrypoints.llm
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+    ours = [name for name in sys.modules if name.split(".")[0] in ("peagle_vllm", "peagle_kernels")]
+    assert not ours, f"imported too early to be broken: {ours}"
+
+
+def run_forked(trial: Mutation, folder: Path) -> int:
+    """Pytest's exit status on a copy of the product in ``folder``, where its output is ``log``."""
+    for entry in ("kernels", "src"):
+        shutil.copytree(ROOT / entry, folder / entry, ignore=shutil.ignore_patterns("__pycache__"))
+    broken = folder / trial.file
+    broken.write_text(broken.read_text().replace(trial.old, trial.new))
+    pid = os.fork()
+    if pid == 0:
+        status = 70
+        try:
+            os.setsid()
+            signal.alarm(TIMEOUT)
+            out = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            sys.path[:0] = [str(folder / "kernels"), str(folder / "src")]
+            import pytest
+
+            status = int(pytest.main([*PYTEST, trial.killer]))
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(pid, 0)
+    return 1 if os.WIFSIGNALED(ended) else os.WEXITSTATUS(ended)
 
 
 def main() -> int:
@@ -117,12 +165,12 @@ def main() -> int:
     if unfit := [m.name for m in chosen if not m.fits()]:
         print(f"these mutations no longer fit the source, adapt them in tests/mutants: {', '.join(unfit)}")
         return 1
-    began, killers = time.monotonic(), dict[str, dict[str, None]]()
-    for mutation in chosen:
-        killers.setdefault(mutation.arm, {})[mutation.killer] = None
-    with ThreadPoolExecutor(2) as pool:
-        outcomes = [*pool.map(run_unbroken, killers, killers.values()), *pool.map(run_mutant, chosen)]
-    bad = [outcome for outcome in outcomes if outcome]
+    began, plan = time.monotonic(), planned(chosen)
+    spawn = multiprocessing.get_context("spawn")  # a new process for each arm, which has imported nothing yet
+    with tempfile.TemporaryDirectory(prefix="peagle-mutants-") as folder:
+        os.environ |= {"TMPDIR": folder, "PYTHONWARNINGS": "ignore"}  # else one of semaphores that engines leave
+        with ProcessPoolExecutor(2, spawn, max_tasks_per_child=1) as pool:
+            bad = [line for lines in pool.map(run_arm, plan, plan.values()) for line in lines]
     print("\n".join(bad))
     print(f"{len(chosen)} mutants, {len(bad)} problems, {time.monotonic() - began:.0f} s")
     return 1 if bad else 0
