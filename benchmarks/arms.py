@@ -40,7 +40,6 @@ ON_CPU = {
     "VLLM_USE_AOT_COMPILE": "0",
 }
 CELLS = "PEAGLE_CELLS"  # names the file that a process writes finished cells, or tests, to
-TOO_EARLY = 3  # exit status of a part that needs an earlier one
 # An arm's runner; Model Runner V2 needs Triton's interpreter where there is no GPU.
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"} | ({} if HAS_GPU else {"TRITON_INTERPRET": "1"})

@@ -75,7 +75,7 @@ def attempt(part: Part, folder: Path, deadline: float) -> None:
     began = time.monotonic()
     row = {"part": part.name, **run(part, folder, left), "seconds": round(time.monotonic() - began)}
     add_line(folder / STATE, row)
-    print(*row.values(), sep=", ", flush=True)
+    print(", ".join(map(str, row.values())), flush=True)
 
 
 def run(part: Part, folder: Path, left: float) -> dict[str, Any]:
@@ -108,13 +108,19 @@ def best(part: Part, folder: Path) -> list[dict[str, Any]]:
     return max(([*read_lines(file)] for file in folder.glob(f"{part.label}.*.jsonl")), key=len, default=[])
 
 
+TEST: dict[str, str] = {}  # of the test that runs, its first failure, or why it is skipped
+
+
 def pytest_configure() -> None:
     turns.share()
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    if report.when == "call" or not report.passed:
+    if report.when == "setup":
+        TEST.clear()
+    if not (report.passed or TEST):
         message = getattr(getattr(report.longrepr, "reprcrash", report.longrepr), "message", str(report.longrepr))
-        test = {"name": report.nodeid.rpartition("::")[2], "outcome": report.outcome}
-        test |= {} if report.passed else {"message": message[:2000]}
+        TEST.update(outcome=report.outcome, message=message[:2000])
+    if report.when == "teardown":
+        test = {"name": report.nodeid.rpartition("::")[2], "outcome": "passed", **TEST}
         arms.keep(test | {name: str(value) for name, value in report.user_properties})

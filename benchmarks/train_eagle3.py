@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from speculators.train import cli
 from speculators.train.config import TrainConfig
 
-from benchmarks.train_gpu import changed, newest
+from benchmarks.train_gpu import EAGLE3_FOLDER, changed, newest
 from peagle_tools.shared.errors import TryAgain
 from peagle_tools.train import cpu
 from peagle_tools.train.documents import take_states
@@ -33,8 +33,8 @@ EAGLE3: dict[str, Any] = {
 
 
 def of_eagle3(config: Config) -> Config:
-    """Settings of an EAGLE-3 head from the documents of this run; its folder is ``eagle3`` in the run's."""
-    eagle3 = changed(config, folder=str(config.run / "eagle3"), **EAGLE3)
+    """Settings of an EAGLE-3 head from the documents of this run; its folder is in the run's."""
+    eagle3 = changed(config, folder=str(config.run / EAGLE3_FOLDER), **EAGLE3)
     eagle3.run.mkdir(parents=True, exist_ok=True)
     if not eagle3.data_folder.exists():
         eagle3.data_folder.symlink_to(config.data_folder)

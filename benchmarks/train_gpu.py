@@ -10,7 +10,6 @@ import json
 import lzma
 import os
 import shutil
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +36,7 @@ K = 7 if HAS_GPU else 4
 PIECE = 15 << 20  # bytes of a file that comes back
 # Answers of the same target from elsewhere, rows of answers.jsonl; several such files may be joined.
 ANSWERS = arms.ROOT / f".cache/{'answers' if HAS_GPU else 'tiny-answers'}.jsonl.xz"
-EAGLE3 = "eagle3"  # folder of that head in a run's
+EAGLE3_FOLDER = "eagle3"  # in a run's
 # What starts without compiling.
 ENGINE = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}} if HAS_GPU else {}
 SETTINGS: dict[str, Any] = (
@@ -162,7 +161,7 @@ def acceptance(place: str, drafter: str, lookup: int = 0) -> Iterator[dict[str, 
 def trained(run: Path, drafter: str, lookup: int = 0) -> real_gpu.GpuArm:
     """The arm of a head in the folder of a run."""
     is_eagle3 = drafter == "EAGLE-3"
-    head = newest(run / EAGLE3) if is_eagle3 else run / "checkpoints/best"
+    head = newest(run / EAGLE3_FOLDER) if is_eagle3 else run / "checkpoints/best"
     return real_gpu.GpuArm(drafter, str(head), K, stock=is_eagle3, selector=not is_eagle3, lookup=lookup)
 
 
@@ -192,8 +191,7 @@ def begin(place: str, after: str = "") -> tuple[Config, Stages]:
     config = Config.model_validate({**SETTINGS, "folder": str(run)}, context=arms.ROOT)
     stages = Stages(run / "stages.jsonl")
     if after and after not in stages:
-        print(f"{run}: the step {after!r} is not finished there; run its part first", file=sys.stderr)
-        raise SystemExit(arms.TOO_EARLY)
+        raise SystemExit(f"{run}: the step {after!r} is not finished there; run its part first")
     return config, stages
 
 
@@ -273,12 +271,12 @@ def bring_back(folder: Path) -> None:
     """
     place = str(folder / "place")
     run = run_folder(place)
-    eagle3 = run / EAGLE3
-    for name, of_head in (("head", run), (EAGLE3, eagle3)):
+    eagle3 = run / EAGLE3_FOLDER
+    for name, of_head in (("head", run), (EAGLE3_FOLDER, eagle3)):
         for pattern in ("stages.jsonl", "al.jsonl", "log.jsonl", "logs/*.log"):
             for log in of_head.glob(pattern):
                 shutil.copy(log, folder / f"{name}-{log.name}")
-    for name, head in (("head", run / "checkpoints/best"), (EAGLE3, newest(eagle3))):
+    for name, head in (("head", run / "checkpoints/best"), (EAGLE3_FOLDER, newest(eagle3))):
         copied = folder / f"{name}.copied"
         if not head.exists() or (copied.exists() and copied.read_text() == str(head.resolve())):
             continue

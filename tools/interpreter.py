@@ -12,12 +12,18 @@ from typing import Any
 import numpy as np
 
 
+def is_enabled() -> bool:
+    import triton.backends
+
+    return "cpu" in triton.backends.backends
+
+
 def enable() -> None:
     """Let vLLM take Triton for usable. Call once, before vLLM is imported."""
     import triton.backends
     from triton.runtime import interpreter
 
-    if "cpu" in triton.backends.backends:
+    if is_enabled():
         return
     assert not any(name.startswith("vllm.triton_utils") for name in sys.modules), "vLLM was imported already"
     # vLLM checks no more than that Triton has a "cpu" backend; this one compiles for no target.

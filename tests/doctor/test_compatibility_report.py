@@ -65,6 +65,7 @@ def test_a_changed_patch_is_named_with_its_definitions(tmp_path: Path, monkeypat
         assert re.search(rf"speculator +V2 +{state}", ran.output) and re.search(r"gate +V2 +holds", ran.output)
         lines = " ".join(ran.output.split())
         assert re.search(rf"v2-speculator: \S+{re.escape(definition)} [0-9a-f]{{8}} -> [0-9a-f]{{8}}", lines)
+        assert ("refused: vLLM" in lines) == (state == "changed")
 
     assert "no: No such file or directory" in only_line(run(monkeypatch, "doctor", "--vllm", tmp_path / "no"))
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head config")
@@ -86,4 +87,4 @@ def test_no_vllm_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peagle_vllm.patches.version.find_vllm", lambda: None)
     ran = doctor()
     assert ran.exit_code == 1
-    assert re.search(r"vLLM +not installed", ran.output)
+    assert re.search(r"vLLM +not installed", ran.output) and "plugin" not in ran.output

@@ -41,12 +41,12 @@ def only(problems: list[Problem], severity: str = "error") -> str:
 
 def norm_before_fc(head: Written) -> None:
     head.config["norm_before_fc"] = True
-    head.tensors["input_norm.weight"] = torch.ones(3 * HIDDEN)
+    head.tensors["input_norm.weight"] = torch.rand(3 * HIDDEN)
 
 
 def fc_norm(head: Written) -> None:
     head.layer_config["fc_norm"] = True
-    head.tensors |= {f"fc_norm.{i}.weight": torch.ones(HIDDEN) for i in range(3)}
+    head.tensors |= {f"fc_norm.{i}.weight": torch.rand(HIDDEN) for i in range(3)}  # a mix-up shows
 
 
 def top_fc_norm(head: Written) -> None:

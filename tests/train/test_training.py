@@ -21,7 +21,6 @@ from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import checkpoints as module
 from peagle_tools.train import cpu, training
 from peagle_tools.train import trainer as trainer_module
-from peagle_tools.train.documents import free_states
 from peagle_tools.train.peagle_yaml import STAMP, read_config
 from tests.train.runs import at_step, exit_code, in_child, new_trainer, result, stop, toy_run, train
 
@@ -99,7 +98,6 @@ def test_a_run_leaves_its_memory_to_the_next_step(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(training, "make_trainer", noted)
     assert training.run(read_config(toy_run(tmp_path, optimizer={"steps": 1}))).startswith("trained for 1 steps")
-    free_states()
     assert heads[0]() is None
 
 
@@ -249,7 +247,7 @@ REFUSED = {
     "a document longer than a step": ({"step": {"tokens": 32}}, "documents have more than step.tokens"),
     "unknown option": ({"speculators": {"draft_arc": "llama"}}, "draft_arc: is no option of speculators"),
     "its value": ({"speculators": {"draft_arch": "gpt"}}, "speculators.draft_arch: Input should be 'llama' or"),
-    "a window": ({"speculators": {"full_attention_indices": []}}, "full_attention_indices: cannot be set here; remove"),
+    "a window": ({"speculators": {"sliding_window": 64}}, "sliding_window: cannot be set here; remove it"),
     "its logger": ({"speculators": {"logger": "tensorboard"}}, "logger: tensorboard is not installed; pip install"),
 }
 

@@ -64,12 +64,14 @@ def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any]) -> I
         suite: as sweep.json has it.
     """
     arms = {p.arm: choices(p.arm, points) for p in points if p.k}
-    if not any(arms.values()):
-        yield f"{dataset}: no K, for no concurrency was measured both with a drafter and without."
+    if not arms:
+        yield f"{dataset}: no K, for no drafter was measured."
     for arm, chosen in arms.items():
-        if any(choice.gain.repeats < 2 for choice in chosen):
+        if not chosen:
+            yield f"{dataset}: no K for {arm}, for no concurrency was measured both with it and without speculation."
+        elif any(choice.gain.repeats < 2 for choice in chosen):
             yield f"{dataset}: no K for {arm}, for one repeat does not show the noise; `--repeats 3` adds two."
-        elif chosen:
+        else:
             yield f"{dataset}: {arm}."
             yield from (choice.text for choice in chosen)
             yield from _to_paste(chosen, suite["arms"][arm], suite["serve"])

@@ -32,5 +32,5 @@ def doctor(
     except ValueError as error:
         fail(str(error))
     report = None if install is None else fingerprint.check(install, accepted=accepted)
-    show(Console(), report, is_installed=vllm is None)
+    show(Console(), report, with_environment=vllm is None)
     raise typer.Exit(0 if report is not None and not report.changed else 1)

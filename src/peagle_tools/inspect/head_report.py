@@ -22,7 +22,7 @@ from peagle_vllm.heads.head import Head, read_map
 from peagle_vllm.heads.selector import read_selector_config
 from peagle_vllm.heads.target import Target, Token
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 def report(
@@ -38,6 +38,7 @@ def report(
     fit = all(problem.severity != "error" for problem in problems)
     types, window = windows(head) if fit else (None, None)
     config = {"method": "eagle3", "model": head.name, "parallel_drafting": True}
+    config |= {"num_speculative_tokens": min(head.trained_depth or 5, 5)}
     return {
         "schema": SCHEMA,
         "head": head.name,  # as it was given
@@ -70,9 +71,7 @@ def report(
         "from_target": [name for name in ("embed_tokens", "lm_head") if not head.has(name)],
         "selector": _selector(head),
         "target": target.name if target else None,
-        "speculative_config": config
-        | {"num_speculative_tokens": min(head.trained_depth or 5, 5)}
-        | ({"revision": head.commit} if head.commit and not head.folder else {}),
+        "speculative_config": config | ({"revision": head.commit} if head.commit and not head.folder else {}),
         "problems": [asdict(problem) for problem in problems],
         "fit": fit,
     }

@@ -12,6 +12,8 @@ from peagle_vllm.heads.convert import write_json
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import Head
 
+NUM_CANDIDATES = 16  # a position
+
 
 def write_selector(folder: Path, head: Head, selector: CandidateSelector) -> None:
     """Write ``selector``, and config.json with it, into ``folder``, where the other files of ``head`` are."""

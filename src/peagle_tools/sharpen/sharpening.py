@@ -14,7 +14,7 @@ from peagle_tools.shared.acceptance import sum_of
 from peagle_tools.shared.atomic_files import new_folder
 from peagle_tools.shared.conversations import Messages
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.selector_file import write_selector
+from peagle_tools.shared.selector_file import NUM_CANDIDATES, write_selector
 from peagle_tools.sharpen import fit, record
 from peagle_tools.sharpen.trace import CandidateTrace
 from peagle_vllm.heads.head import Head, target_ids
@@ -23,7 +23,6 @@ from peagle_vllm.heads.target import Target
 HELD_OUT = 64  # prompts at most, and a fifth of few
 LEAST_PROMPTS = 40  # below it less than a group of prompts chooses the checkpoint
 LEAST_HELD_OUT = 2 * engines.GROUP  # a standard error needs two groups
-NUM_CANDIDATES = 16  # a position
 ENOUGH = "1,500 in all do well"
 
 

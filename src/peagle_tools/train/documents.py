@@ -90,9 +90,9 @@ def take_states(config: Config, rows: Dataset) -> None:
 
 
 def free_states() -> None:
-    """Give back the memory of a run in this process, with hidden states that another would have used again."""
+    """Give back the memory of hidden states that another run in this process would have used again."""
     dataloader.ArrowDataset = SupervisedRows
-    gc.collect()  # hooks of a model refer to its trainer
+    gc.collect()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
 

@@ -48,24 +48,26 @@ def sampled(config: Config, file: Path) -> Iterator[dict]:
     They are kept in ``file``, one a line, and what is there is not sampled again.
 
     Raises:
+        ToolError: ``file`` is of another target.
         TryAgain: the server is gone; what was sampled is kept.
     """
-    numbers = range(config.data.from_target)
+    tokenizer, numbers = read_tokenizer(config.target), range(config.data.from_target)
+    start, stop = opening(tokenizer)
     rows = {row["number"]: row for row in read_lines(file, must_exist=False)}
+    if any(row["after"] != start for row in rows.values()):
+        raise ToolError(f"{file}: was sampled from another target; remove it")
     if missing := [number for number in numbers if number not in rows]:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_lines(file, rows.values())  # without a line that was cut off
-        _sample(config, missing, file)
+        _sample(config, missing, file, tokenizer, start, stop)
         rows = {row["number"]: row for row in read_lines(file)}
     for number in numbers:
         content = rows[number]["text"].strip()
         yield {"messages": [{"role": "user", "content": content}], "end": rows[number]["end"]}
 
 
-def _sample(config: Config, numbers: list[int], file: Path) -> None:
+def _sample(config: Config, numbers: list[int], file: Path, tokenizer: Any, start: str, stop: str) -> None:
     """Let the target's server complete the opening; each completion is appended to ``file`` at once."""
-    tokenizer = read_tokenizer(config.target)
-    start, stop = opening(tokenizer)
     ids = tokenizer(start, add_special_tokens=False)["input_ids"]
 
     def ask(number: int) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def _sample(config: Config, numbers: list[int], file: Path) -> None:
         choice = client.completions.create(model=config.target, prompt=ids, extra_body=how).choices[0]
         special = any(token in choice.text for token in tokenizer.all_special_tokens)
         end = "special token" if special else choice.finish_reason
-        return {"number": number, "text": choice.text, "end": end}
+        return {"number": number, "after": start, "text": choice.text, "end": end}
 
     with (
         serve.running(config, config.run / "logs/prompts-server.log") as (endpoint, _),

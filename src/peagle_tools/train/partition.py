@@ -78,9 +78,8 @@ class RowAttention:
     kept: tuple[Tensor, ...] = ()
 
     def __init__(self, documents: Documents, like: Tensor, mask_rows: StepRows | None = None):
-        segments = [(span, (span[0], span[0])) for span in documents.spans]
-        if mask_rows:
-            segments = _mask_segments(documents, mask_rows)
+        real_segments = [(span, (span[0], span[0])) for span in documents.spans]
+        segments = _mask_segments(documents, mask_rows) if mask_rows else real_segments
         self.batches: list[tuple[Tensor, Tensor, Tensor | None]] = []  # rows, keys, bias
         place, num_places = torch.zeros(max(stop for (_, stop), _ in segments), dtype=torch.int64), 0
         for batch in _of_like_sizes(segments):

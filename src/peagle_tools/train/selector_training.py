@@ -17,11 +17,11 @@ from torch import Tensor
 
 from peagle_kernels import select_candidates
 from peagle_tools.shared.errors import ToolError
+from peagle_tools.shared.selector_file import NUM_CANDIDATES
 from peagle_tools.train.partition import Documents, StepRows
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, download
 from peagle_vllm.heads.selector import EDGE_SCALE, PREDECESSORS, PROJECTION, SUCCESSORS
 
-NUM_CANDIDATES = 16
 LEARNING_RATE = 3e-3  # with the head's schedule
 TENSORS = (PREDECESSORS, SUCCESSORS, PROJECTION)
 

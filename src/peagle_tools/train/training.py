@@ -1,5 +1,6 @@
 """``peagle-vllm train run``: peagle.yaml to speculators' options, the head, its data, and the trainer around them."""
 
+import gc
 import os
 import warnings
 from argparse import Namespace
@@ -25,17 +26,21 @@ from peagle_tools.train.trainer import Trainer
 from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 
 # Of speculators' options: processes run mask rows different numbers of times, and would wait for each other's shards;
-# the head recomputes by itself; hidden states are files; other keys of peagle.yaml say the rest.
+# the head recomputes by itself; hidden states are files; no layer has a window; other keys of peagle.yaml say the rest.
 REFUSED = ["fsdp_shard", "gradient_checkpointing", "hidden_states_backend", "checkpoint_freq", "max_steps", "save_best"]
-REFUSED += ["train_data_ratio", "draft_config", "from_pretrained"]
+REFUSED += ["train_data_ratio", "draft_config", "from_pretrained", "sliding_window"]
 
 
 def run(config: Config) -> str:
     """Train a head with acceptance by replay; what it was, in the first process."""
     trainer = train(config)
-    if trainer.rank:
+    rank, last, best = trainer.rank, trainer.global_step, trainer.checkpointer.path / "best"
+    del trainer
+    gc.collect()  # hooks of the model refer to its trainer
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()  # the next step's engine needs the memory
+    if rank:
         return ""
-    last, best = trainer.global_step, trainer.checkpointer.path / "best"
     return f"trained for {last} steps. The best head: {best}, {best.readlink()}; `peagle-vllm inspect {best}`"
 
 

@@ -36,7 +36,8 @@ def check(head: Head, target: Target | None = None, token: Token | None = None) 
     problems = check_head(head) if target is None else check_pair(head, target)
     if not head.tensors and not _is_pickled(head):
         problems.append(Problem(f"no *.safetensors: {head.name}; {SAVE_AS}"))
-    problems += [Problem(line) for line in weights.check_finite(head)]
+    if head.kind == "peagle":
+        problems += [Problem(line) for line in weights.check_finite(head)]
     if token is not None and token.kind in ("in use", "ordinary"):
         what = f"the mask token {token.id} is {token.text!r}, which the target's own text uses: {head.config_file}"
         right = "right only if the head was trained with this mask token: check its training config"
