@@ -1,6 +1,7 @@
 """New weights for a head that is served: vLLM's draft weight update, or calls of the draft model's ``load_weights``."""
 
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -20,10 +21,19 @@ MASK_HIDDEN = "mask_hidden"
 OPTIONAL = ("d2t", "t2d", "embed_tokens", "lm_head", "inv_freq")  # what trainers freeze, and need not publish
 
 
+class UpdateState(Enum):
+    """Of a served head. From ``begin`` to ``end`` of a draft weight update of vLLM its layers are in parts."""
+
+    DRAFTING = auto()
+    UPDATING = auto()
+    STOPPED = auto()  # the last update failed, and not every tensor has come since
+    RETRYING = auto()  # an update after one that failed
+
+
 class HeadUpdates:
     """What happens to a served head, and to its drafts, when new weights come.
 
-    From ``begin`` to ``end`` a draft weight update of vLLM is open; outside of it ``load_weights`` counts at once.
+    Outside of a draft weight update ``load_weights`` counts at once.
     ``mask_is_stale``: a projected ``mask_hidden`` must be computed again; whoever does it sets this back.
     """
 
@@ -46,15 +56,18 @@ class HeadUpdates:
         self._needed = {name for name in state.loaded_names if not any(optional in name for optional in OPTIONAL)}
         self._arrived: set[str] = set()
         self._staged: dict[str, torch.Tensor] = {}
-        self._is_open = False  # between begin and end, the head's layers are in parts
-        self._has_failed = False  # the last update did, and not every tensor has come since
+        self._state = UpdateState.DRAFTING
         self.mask_is_stale, self._is_selecting = True, selector is not None
         state.updates = self
 
     @property
     def paused(self) -> bool:
         """Whether to draft nothing now."""
-        return self._is_open or self._has_failed
+        return self._state is not UpdateState.DRAFTING
+
+    @property
+    def _is_open(self) -> bool:
+        return self._state in (UpdateState.UPDATING, UpdateState.RETRYING)
 
     def begin(self) -> None:
         """A draft weight update begins. The target's modules leave the head, or vLLM would take them apart, too."""
@@ -62,11 +75,12 @@ class HeadUpdates:
             parent._modules.pop(name, None)
         self._arrived.clear()
         self._staged.clear()
-        self._is_open = True
+        has_failed = self._state in (UpdateState.STOPPED, UpdateState.RETRYING)
+        self._state = UpdateState.RETRYING if has_failed else UpdateState.UPDATING
 
     def end(self, error: BaseException | None) -> None:
         """It has ended, with ``error`` or without. Raises RefusedError where tensors are missing."""
-        must_be_whole = self._arrived or (self._is_open and self._has_failed)
+        must_be_whole = self._arrived or self._state is UpdateState.RETRYING
         missing = sorted(self._needed - self._arrived) if must_be_whole else []
         if missing and not error:
             error = RefusedError(f"the update of the head's weights lacks {', '.join(missing)}")
@@ -129,8 +143,7 @@ class HeadUpdates:
             parent._modules[name] = child
 
     def _stop(self, error: BaseException) -> None:
-        self._is_open = False
-        self._has_failed = True
+        self._state = UpdateState.STOPPED
         self._arrived.clear()
         self._staged.clear()
         logger.warning(
@@ -150,8 +163,8 @@ class HeadUpdates:
             self._is_selecting = False
             turn_off(self._selector)
             logger.warning("P-EAGLE drafts without the candidate selector until its new tensors come: %s", lacking)
-        if self._is_open or not self._has_failed or self._needed <= self._arrived:
-            self._is_open = self._has_failed = False
+        if self._state is not UpdateState.STOPPED or self._needed <= self._arrived:
+            self._state = UpdateState.DRAFTING
             self._arrived.clear()
         self.mask_is_stale = True
 
