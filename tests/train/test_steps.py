@@ -121,7 +121,7 @@ def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> Non
 
     few = wrote(32)  # of which a fifth is usable
     first = {row["number"]: row for row in read_lines(sampled)}
-    assert sorted(first) == list(range(32))
+    assert sorted(first) == list(range(32)) and {row["after"] for row in first.values()} == {"<|bos|><|user|>"}
     assert len({row["text"] for row in first.values()}) > 6
     with sampled.open("a") as lines:
         lines.write('{"number": 32, "af')
@@ -133,6 +133,9 @@ def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> Non
     assert ended.exit_code == 75 and "gives no prompts ([Errno 111] Connection refused)" in ended.stderr
     ended = write(41, sampling={"temperature": -1})
     assert ended.exit_code == 2 and "gives no prompts (Error code: 400" in ended.stderr
+    write_lines(sampled, [rows[0] | {"after": "<s>"}])
+    ended = write(40)
+    assert ended.exit_code == 2 and "was sampled from another target; remove it" in ended.stderr
 
 
 def test_what_speculators_leaves_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
