@@ -33,7 +33,7 @@ EAGLE3: dict[str, Any] = {
 
 
 def of_eagle3(config: Config) -> Config:
-    """Settings of an EAGLE-3 head from the documents of this run; its folder is in the run's."""
+    """Settings of an EAGLE-3 head from the documents of this run, whose folder holds its own."""
     eagle3 = changed(config, folder=str(config.run / EAGLE3_FOLDER), **EAGLE3)
     eagle3.run.mkdir(parents=True, exist_ok=True)
     if not eagle3.data_folder.exists():

@@ -36,7 +36,7 @@ K = 7 if HAS_GPU else 4
 PIECE = 15 << 20  # bytes of a file that comes back
 # Answers of the same target from elsewhere, rows of answers.jsonl; several such files may be joined.
 ANSWERS = arms.ROOT / f".cache/{'answers' if HAS_GPU else 'tiny-answers'}.jsonl.xz"
-EAGLE3_FOLDER = "eagle3"  # in a run's
+EAGLE3_FOLDER = "eagle3"  # of that head, in the folder of a run
 # What starts without compiling.
 ENGINE = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}} if HAS_GPU else {}
 SETTINGS: dict[str, Any] = (
