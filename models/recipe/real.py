@@ -6,6 +6,7 @@ What is there is kept, so a killed run continues. The heads go to models/real, e
 import argparse
 import json
 import lzma
+import os
 import shutil
 import sys
 import time
@@ -27,11 +28,12 @@ from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.lines import read_lines
 from peagle_tools.train.peagle_yaml import TRAINING, Config, read_config
 from peagle_tools.train.pipeline import do
-from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
+from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, read_json
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import head_hash
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
+HEADS = ["peagle", "eagle3"]
 
 
 def publish(head: Path, folder: Path) -> None:
@@ -54,15 +56,19 @@ def publish(head: Path, folder: Path) -> None:
         file.chmod(0o644)  # safetensors files come readable by their owner only
 
 
-def train(config: Config, out: Path) -> None:
-    """Train both heads on answers.jsonl and publish them in ``out``."""
+def train(config: Config, out: Path, names: list[str], goes_on: bool) -> None:
+    """Train heads on answers.jsonl and publish them in ``out``; ``goes_on``: they begin as those that are there."""
     for step in ("data", "states"):
         do(step, config)
-    for name, settings, learn in (("peagle", config, train_peagle), ("eagle3", of_eagle3(config), train_eagle3)):
+    for name in names:
+        settings, place = of_eagle3(config) if name == "eagle3" else config, out / name
+        before = read_json(place / "training.json") if goes_on else None
+        if goes_on:
+            settings = changed(settings, head={"init": os.path.relpath(place)})
         began = time.monotonic()
-        best = learn(settings)
-        publish(best, out / name)
-        record(best, settings, round(time.monotonic() - began), out / name)
+        best = train_eagle3(settings) if name == "eagle3" else train_peagle(settings)
+        publish(best, place)
+        record(best, settings, round(time.monotonic() - began), place, before)
 
 
 def train_peagle(config: Config) -> Path:
@@ -72,8 +78,8 @@ def train_peagle(config: Config) -> Path:
     return config.run / "checkpoints/best"
 
 
-def record(best: Path, config: Config, seconds: int, place: Path) -> None:
-    """Write how the head in ``place`` was trained, and what it drafts, to its training.json."""
+def record(best: Path, config: Config, seconds: int, place: Path, before: dict[str, Any] | None) -> None:
+    """Write how the head in ``place`` was trained, ``before`` included, and what it drafts, to its training.json."""
     log, al = (list(read_lines(config.run / name, must_exist=False)) for name in ("log.jsonl", "al.jsonl"))
     report: dict[str, Any] = {
         "settings": config.model_dump(include=TRAINING),
@@ -83,6 +89,7 @@ def record(best: Path, config: Config, seconds: int, place: Path) -> None:
         "held_out": [line for line in log if "held_out" in line][-1:],
         "seconds": seconds,
         "drafts": greedy_drafts(place.absolute()),
+        "before": before,
     }
     write_whole(place / "training.json", json.dumps(report | provenance(), indent=1) + "\n")
 
@@ -91,21 +98,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=REAL, help="where the heads go")
     parser.add_argument("--run", type=Path, help="where everything else goes (default: as peagle.yaml says)")
-    parser.add_argument("--answers", type=int, help="learn from so many, an eighth of them held out (default: all)")
+    parser.add_argument("--answers", type=int, help="learn from the first so many (default: all)")
     parser.add_argument("--steps", type=int, help="of each head (default: as peagle.yaml says)")
+    parser.add_argument("--continue", dest="goes_on", action="store_true", help="begin as the heads that are in --out")
+    parser.add_argument("--only", choices=HEADS, help="one head, as beside the other in another process")
     args = parser.parse_args()
     dtype = {"dtype": quick_dtype()}
     config = changed(read_config(REAL / "peagle.yaml"), engine=dtype, step=dtype)
     if args.run:
         config = changed(config, folder=str(args.run.absolute()))
     if args.answers:
-        config = changed(config, data={"held_out": args.answers // 8})
-    if steps := args.steps:
-        config = changed(config, optimizer={"steps": steps}, every={"checkpoint": steps, "replay": steps})
+        config = changed(config, data={"held_out": min(config.data.held_out, args.answers // 8)})
+    if args.steps:
+        config = changed(config, optimizer={"steps": args.steps})
     config.run.mkdir(parents=True, exist_ok=True)
     lines = lzma.decompress((REAL / "answers.jsonl.xz").read_bytes()).splitlines(keepends=True)
     write_whole(config.run / "answers.jsonl", b"".join(lines[: args.answers]))
-    train(config, args.out)
+    train(config, args.out, [args.only] if args.only else HEADS, args.goes_on)
 
 
 if __name__ == "__main__":
