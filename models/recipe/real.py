@@ -34,6 +34,7 @@ from peagle_vllm.heads.selector import head_hash
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
 HEADS = ["peagle", "eagle3"]
+SLOWER = 0.4  # rates of a head that goes on, relative to its first ones: a step has few tokens
 
 
 def publish(head: Path, folder: Path) -> None:
@@ -64,7 +65,9 @@ def train(config: Config, out: Path, names: list[str], goes_on: bool) -> None:
         settings, place = of_eagle3(config) if name == "eagle3" else config, out / name
         before = read_json(place / "training.json") if goes_on else None
         if goes_on:
-            settings = changed(settings, head={"init": os.path.relpath(place)})
+            muon = settings.speculators["muon_lr"]
+            rates = {"optimizer": {"lr": SLOWER * settings.optimizer.lr}, "speculators": {"muon_lr": SLOWER * muon}}
+            settings = changed(settings, head={"init": os.path.relpath(place)}, **rates)
         began = time.monotonic()
         best = train_eagle3(settings) if name == "eagle3" else train_peagle(settings)
         publish(best, place)
