@@ -60,7 +60,7 @@ class Drawing(NamedTuple):
     seeds: Tensor  # [max_num_reqs] int64
     top_k: Tensor  # [max_num_reqs] int32
     top_p: Tensor  # [max_num_reqs] float32
-    draft_logits: Tensor  # [max_num_reqs, K_max, target vocabulary] float32, -inf but for candidates within the limits
+    draft_logits: Tensor  # [max_num_reqs, K_max, target vocabulary], -inf but for candidates within the limits
     cached_ids: Tensor  # [max_num_reqs, K_max, M] int64, which entries of ``draft_logits`` may be finite
     use_fp64: bool
 

@@ -93,7 +93,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
     def draft_logits_spec(self, vllm_config: VllmConfig) -> tuple[torch.dtype, float]:
         """Only candidates are written: their scores, in float32 unless they are logits of the head as they are."""
         dtype, _ = super().draft_logits_spec(vllm_config)
-        is_scored = selector_config_of(vllm_config) or self.enable_adaptive_verification
+        scale = vllm_config.speculative_config.draft_model_config.hf_config.logit_scale  # vLLM scales in float32
+        is_scored = selector_config_of(vllm_config) or self.enable_adaptive_verification or scale != 1
         return torch.float32 if is_scored else dtype, -float("inf")
 
     def _allocate_buffers(self) -> None:
