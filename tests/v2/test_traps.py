@@ -135,7 +135,7 @@ def test_what_flash_attention_3_plans_suits_the_drafter(pair):
 
 
 def test_the_drafter_uses_the_targets_scratch_buffer(pair):
-    """FlashInfer's. A smaller one would not do; a backend without one is left alone."""
+    """FlashInfer's. A smaller one would not do; a backend, or a composite, without one is left alone."""
     start(pair)
     from peagle_vllm.v2 import attention
 
@@ -147,10 +147,10 @@ def test_the_drafter_uses_the_targets_scratch_buffer(pair):
     def groups(*builders: Any) -> list[list[Any]]:
         return [[], [SimpleNamespace(metadata_builders=[builder]) for builder in builders]]
 
-    target, small = builder(8), builder(4)
+    target, small, none = builder(8), builder(4), SimpleNamespace(_get_workspace_buffer=lambda: None)
     large = builder(16)
     workspace = large.scratch
-    attention.share_workspace(groups(small, large, object()), groups(object(), target))
+    attention.share_workspace(groups(small, large, none, object()), groups(none, object(), target))
     assert small.scratch is target.scratch and large.scratch is workspace
     attention.share_workspace(groups(small), groups(object()))
     assert small.scratch is target.scratch
@@ -178,6 +178,17 @@ def test_capture_leaves_live_requests_alone(pair):
         assert seen.captured
         assert all((cache == 7).all() for cache in caches)
         assert (live.drafter.buffers.sample_idx_mapping == -1).all()
+
+
+def test_scores_are_kept_as_they_were_drawn_from(pair, monkeypatch: pytest.MonkeyPatch):
+    """In the model's dtype only where they are the head's own logits: vLLM scales in float32."""
+    live = start(pair, speculative=(("draft_sample_method", "probabilistic"),))
+    config = live.runner.vllm_config
+    monkeypatch.setattr(type(config.model_config), "head_dtype", torch.bfloat16)
+    monkeypatch.setattr("peagle_vllm.v2.speculator.selector_config_of", lambda _: None)
+    for scale, dtype in ((1.0, torch.bfloat16), (0.3, torch.float32)):
+        monkeypatch.setattr(config.speculative_config.draft_model_config.hf_config, "logit_scale", scale)
+        assert live.drafter.draft_logits_spec(config)[0] == dtype
 
 
 def test_a_graph_draws_what_the_eager_step_draws(pair):

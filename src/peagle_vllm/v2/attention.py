@@ -151,10 +151,15 @@ def share_workspace(attn_groups: list[list[AttentionGroup]], target_attn_groups:
         [builder for groups in both for group in groups for builder in group.metadata_builders]
         for both in (attn_groups, target_attn_groups)
     )
-    workspaces = [builder._get_workspace_buffer() for builder in theirs if hasattr(builder, "_get_workspace_buffer")]
+
+    def workspace(builder: Any) -> Any:
+        """None also of a composite whose builders have none."""
+        return builder._get_workspace_buffer() if hasattr(builder, "_get_workspace_buffer") else None
+
+    workspaces = [buffer for buffer in map(workspace, theirs) if buffer is not None]
     for builder in ours:
-        if workspaces and hasattr(builder, "set_workspace_buffer"):
-            builder.set_workspace_buffer(max(*workspaces, builder._get_workspace_buffer(), key=torch.Tensor.numel))
+        if workspaces and (own := workspace(builder)) is not None:
+            builder.set_workspace_buffer(max(*workspaces, own, key=torch.Tensor.numel))
 
 
 def _adapt_flash_attention(builder: Any) -> None:
