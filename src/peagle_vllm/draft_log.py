@@ -11,13 +11,13 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from peagle_vllm.heads.fields import TRAINED_DEPTH
 from peagle_vllm.kv_groups import kv_bytes_a_token
 from peagle_vllm.lookup import prompt_lookup_min
-from peagle_vllm.serving import logger
+from peagle_vllm.serving import is_first_rank, logger
 
 
 def log_start(
     drafter: Any, kv_cache_config: KVCacheConfig, holders: Iterable[Any] = (), num_graphs: int | None = None
 ) -> None:
-    """Say once on each machine that P-EAGLE is served: the runner, K, the head's trained depth, graphs and memory.
+    """Say once (data parallel: on each machine) that P-EAGLE is served: the runner, K, depth trained, graphs, memory.
 
     Args:
         drafter: V1's proposer or V2's speculator, with its head and its buffers.
@@ -26,7 +26,7 @@ def log_start(
     """
     vllm_config = drafter.vllm_config
     spec = vllm_config.speculative_config
-    if vllm_config.parallel_config.data_parallel_rank_local:
+    if vllm_config.parallel_config.data_parallel_rank_local or not is_first_rank():
         return
     depth = getattr(spec.draft_model_config.hf_config, TRAINED_DEPTH, None)
     parts = [f"Model Runner {'V2' if vllm_config.use_v2_model_runner else 'V1'}", f"K={spec.num_speculative_tokens}"]
@@ -39,7 +39,7 @@ def log_start(
         parts.append(f"head {_mebibytes(list(tensors))}")
     parts.append(f"buffers {_mebibytes([vars(holder) for holder in (drafter, *holders)])}")
     parts.append(f"KV {kv_bytes_a_token(drafter.model, vllm_config, kv_cache_config)} bytes a token")
-    init_logger(logger.name).info_once("P-EAGLE active: %s", ", ".join(parts))
+    init_logger(logger.name).info_once("P-EAGLE active: %s", ", ".join(parts), scope="process")
 
 
 def _mebibytes(values: Any) -> str:

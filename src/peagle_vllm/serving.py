@@ -22,10 +22,18 @@ class RefusedError(RuntimeError):
 
 
 def warn_once(line: str) -> None:
-    """Warn of something once a process."""
+    """Warn of something once a process, of those that serve a replica the first one that drafts."""
     from vllm.logger import init_logger
 
-    init_logger(logger.name).warning_once("%s", line)
+    if is_first_rank():
+        init_logger(logger.name).warning_once("%s", line, scope="process")
+
+
+def is_first_rank() -> bool:
+    """Whether this is the first tensor parallel rank of its pipeline stage, of which the last one drafts."""
+    from vllm.distributed import parallel_state
+
+    return not (parallel_state.model_parallel_is_initialized() and parallel_state.get_tensor_model_parallel_rank())
 
 
 def on_all_ranks(succeeded: bool) -> bool:

@@ -44,8 +44,10 @@ def log_lines(log: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     from vllm import logger
+    from vllm.distributed import parallel_state
 
     from peagle_vllm.draft_log import log_start
+    from peagle_vllm.serving import warn_once
 
     live = engine(replace(SETTINGS, max_num_seqs=3))  # an engine of its own, started at this level
     runner, graphs = ("V2", ", no graphs") if ARM == "plugin-v2" else ("V1", "")
@@ -56,8 +58,15 @@ def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypa
     drafter, parallel_config = live.drafter, live.runner.vllm_config.parallel_config
     monkeypatch.setattr(parallel_config, "data_parallel_rank_local", 1)
     log_start(drafter, live.runner.kv_cache_config)  # the second engine of a data parallel server
-    assert len(log_lines(log)) == 1
     monkeypatch.setattr(parallel_config, "data_parallel_rank_local", 0)
+    with monkeypatch.context() as second:
+        second.setattr(parallel_state, "get_tensor_model_parallel_rank", lambda: 1)
+        log_start(drafter, live.runner.kv_cache_config)
+        warn_once("a second rank warns")
+    assert len(log_lines(log)) == 1 and "a second rank warns" not in log.messages
+    monkeypatch.setattr(parallel_state, "is_local_first_rank", lambda: False)  # as on a later pipeline stage
+    warn_once("the stage that drafts warns")
+    assert log.messages[-1] == "the stage that drafts warns"
     # A GPU's: the head without what it shares with its target, and all buffers, each once.
     monkeypatch.setattr(drafter, "device", SimpleNamespace(type="cuda"))
     fresh = SimpleNamespace(twice=[torch.zeros(10 << 18)] * 2)
