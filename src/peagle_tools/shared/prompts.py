@@ -22,13 +22,14 @@ def read_tokenizer(target: str) -> Any:
 
 def token_ids(tokenizer: Any, messages: Messages) -> list[int]:
     """Of a prompt, through the tokenizer's chat template; raw where it has none."""
-    if getattr(tokenizer, "chat_template", None):  # not every class of transformers knows the word
-        return templated(tokenizer, messages, tokenize=True)
-    return tokenizer.encode("\n".join(message["content"] for message in messages))
+    return templated(tokenizer, messages, tokenize=True)
 
 
 def templated(tokenizer: Any, messages: Messages, *, tokenize: bool) -> Any:
-    """A prompt in the tokenizer's chat template, special tokens included: token ids, or the text."""
+    """A prompt in the tokenizer's chat template, raw where it has none, with special tokens: token ids, or the text."""
+    if not getattr(tokenizer, "chat_template", None):  # not every class of transformers knows the word
+        ids = tokenizer.encode("\n".join(message["content"] for message in messages))
+        return ids if tokenize else tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=tokenize, return_dict=False)
     except Exception as error:  # a template raises what it likes
