@@ -154,7 +154,7 @@ def test_two_sweeps_in_one_folder(trial: Trial) -> None:
 
 
 def test_a_whole_sweep_is_continued_by_its_like_only(trial: Trial) -> None:
-    """More repeats are the same suite."""
+    """More repeats, or more time, are the same suite."""
     output = trial.run()
     results = read_results(trial.results).cells
     assert Counter(r.cell for r in results) == Counter(trial.cells()) and all(r.ok for r in results)
@@ -163,7 +163,7 @@ def test_a_whole_sweep_is_continued_by_its_like_only(trial: Trial) -> None:
     order = ["none, repeat 1", "EAGLE-3 K=3, repeat 1", "none, repeat 2", "EAGLE-3 K=3, repeat 2"]
     assert [line.removeprefix("starting ").removesuffix(" ...") for line in starts] == order
 
-    trial.change("repeats: 2", "repeats: 3")
+    trial.change("repeats: 2", "repeats: 3\ncell_seconds: 7200")
     assert "[12/12] " in trial.run() and len(trial.lines("measured")) == 12
     trial.change("output_tokens: 64", "output_tokens: 32")
     assert "begun with other suite (datasets)" in one_line(trial.run(2))

@@ -29,7 +29,7 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.server import Server, ServerFailed
 
-CHANGE_NO_MEASUREMENT = {"repeats", "server_start_seconds"}  # keys of a suite
+CHANGE_NO_MEASUREMENT = {"repeats", "server_start_seconds", "cell_seconds"}  # keys of a suite
 
 
 class Sweep:
