@@ -1,8 +1,11 @@
 """Causes are named by what helped, and only then: on simulated pairs, whose faults are known."""
 
 import io
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,6 +123,17 @@ def test_the_first_low_position_gives_the_meaning():
 def test_the_likely_mask_token_comes_first():
     assert special_tokens(read_tokens(str(TARGET)))[0] == Token(6, "<|mask|>", "special")
     assert setup_of(read_head(PEAGLE), Target("t", 128, 512, 8), 5) == RIGHT
+
+
+def test_the_rope_that_is_varied_is_the_served_one(tmp_path: Path):
+    """Of two objects speculators reads the newer one."""
+    shutil.copytree(PEAGLE, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    objects = {"rope_parameters": ROPE | {"rope_theta": 5e5}, "rope_scaling": ROPE}
+    config["transformer_layer_config"] |= objects
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tried = interventions(RIGHT, read_head(tmp_path), read_target(str(TARGET)), [])
+    assert "rope theta 10000.0, the target's, for 500000.0" in [intervention.change for intervention in tried]
 
 
 def test_a_chat_template_that_refuses_a_prompt_is_one_line():

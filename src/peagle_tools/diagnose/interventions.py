@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from peagle_vllm.heads.config import AUX_KEY, default_aux_layers
+from peagle_vllm.heads.fields import rope_of_head
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import Head
 from peagle_vllm.heads.rope import rope_parameters
@@ -64,7 +65,7 @@ def interventions(setup: Setup, head: Head, target: Target, special_tokens: list
         yield change("mask token", text, "mask_token_id", token.id, place, mask_token_id=token.id)
     norm, flipped = "norm_before_residual", not setup.norm_before_residual
     yield change(norm, f"{norm} {flipped}", norm, flipped, place, norm_before_residual=flipped)
-    for kind, text, rope in _ropes(dict(setup.rope or rope_of(head.served)), rope_of(target.config)):
+    for kind, text, rope in _ropes(dict(setup.rope or rope_of_head(head)), rope_of(target.config)):
         yield change(kind, text, "rope_parameters", rope, head.layer_place, rope=rope)
 
 
