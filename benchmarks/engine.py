@@ -25,6 +25,7 @@ from benchmarks.arms import HAS_GPU, SLOWER, STOCK, V1, V2
 from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_HEAD, TINY, TINY_HEAD, write_config
 from benchmarks.timing import STEPS, WARM, copy_bandwidth, watched
 from peagle_tools.shared.acceptance import read_engine
+from peagle_vllm import observer
 
 # What engines are measured with: a head, and its target's config.json.
 HEAD, TARGET = (GPT_OSS_HEAD, GPT_OSS_20B) if HAS_GPU else (TINY_HEAD, TINY)
@@ -199,8 +200,7 @@ def dummy_llm(arm: EngineArm, batches: list[int], prompt: int = PROMPT) -> tuple
 
 def drafter_of(llm: Any) -> Any:
     """The drafter of a live in-process ``LLM``: V1's proposer, V2's speculator, or None."""
-    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    return getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+    return observer.drafter_of(llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker)
 
 
 def generate(llm: Any, batch: int, prompt_len: int, num_tokens: int) -> float:

@@ -34,7 +34,7 @@ class Recorded(NamedTuple):
     """A trace, what the target answered, what vLLM's scheduler counted meanwhile, and every draft."""
 
     trace: CandidateTrace
-    answers: dict[str, record.Answer]
+    answers: dict[str, record.RecordedAnswer]
     counts: list[tuple[int, int]]
     drafts: list[recorder.Row]
 
@@ -48,11 +48,11 @@ class Live(engines.Pair):
 
 def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
     traces: list[CandidateTrace] = []
-    answers: dict[str, record.Answer] = {}
+    answers: dict[str, record.RecordedAnswer] = {}
     counts: list[tuple[int, int]] = []
     trace_of, make_stats = record.trace_of, live.scheduler.make_spec_decoding_stats
 
-    def keep(steps: Any, answered: dict[str, record.Answer]) -> CandidateTrace:
+    def keep(steps: Any, answered: dict[str, record.RecordedAnswer]) -> CandidateTrace:
         answers.update(answered)
         traces.append(trace_of(steps, answered))
         return traces[0]

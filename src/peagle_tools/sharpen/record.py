@@ -18,10 +18,10 @@ from peagle_vllm.sampling.greedy import top_candidates
 SHARD = 128  # prompts
 
 
-class Answer(NamedTuple):
+class RecordedAnswer(NamedTuple):
     """What the target answered to one prompt."""
 
-    prompt: int  # its number
+    number: int  # of the prompt
     tokens: list[int]  # prompt and answer
     num_prompt: int  # tokens
 
@@ -67,7 +67,7 @@ def take(worker: Any) -> list[RecordedStep]:
     return recorded
 
 
-def trace_of(recorded: list[RecordedStep], answers: dict[str, Answer]) -> CandidateTrace:
+def trace_of(recorded: list[RecordedStep], answers: dict[str, RecordedAnswer]) -> CandidateTrace:
     """Drafts whose bonus token is the target's, with the target's own tokens there.
 
     Args:
@@ -85,7 +85,7 @@ def trace_of(recorded: list[RecordedStep], answers: dict[str, Answer]) -> Candid
                 known = answer.tokens[first - 1 : first + num_k]
                 kept.append(row)
                 tokens.append(known + [UNKNOWN] * (num_k + 1 - len(known)))
-                prompts.append(answer.prompt)
+                prompts.append(answer.number)
         drafts = step.ids[kept], step.logits[kept], step.hidden[kept]
         truth = torch.tensor(tokens, dtype=torch.int32).view(-1, num_k + 1)
         parts.append(CandidateTrace(*drafts, truth, torch.tensor(prompts, dtype=torch.int32)))
@@ -105,7 +105,7 @@ def record_all(
             some = prompts[begin : begin + SHARD]
             outputs = llm.generate([{"prompt_token_ids": ids} for ids in some], greedy, use_tqdm=False)
             answers = {
-                output.request_id: Answer(number, [*ids, *output.outputs[0].token_ids], len(ids))
+                output.request_id: RecordedAnswer(number, [*ids, *output.outputs[0].token_ids], len(ids))
                 for number, (ids, output) in enumerate(zip(some, outputs, strict=True), start=begin)
             }
             trace = trace_of([step for of_worker in llm.collective_rpc(take) for step in of_worker], answers)

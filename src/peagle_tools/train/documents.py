@@ -136,7 +136,7 @@ def missing_states(config: Config, rows: Dataset) -> list[int]:
 
 
 def check_stamp(config: Config) -> None:
-    """Refuse stored hidden states of another target, other layers or another dtype than peagle.yaml's: ToolError."""
+    """Refuse stored hidden states of a target's other name, layers or dtype than peagle.yaml has: ToolError."""
     file = config.data_folder / STAMP
     stored = json.loads(file.read_text()) if file.exists() else "unknown"
     if stored != config.stamp:

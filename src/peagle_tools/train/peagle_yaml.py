@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, HttpUrl, ValidationInfo, field_validator
 
 from peagle_tools.shared.checked_yaml import Strict, read_yaml
+from peagle_vllm.heads.config import default_aux_layers
 from peagle_vllm.heads.target import read_target
 
 Positive = Annotated[int, Field(ge=1)]
@@ -154,8 +155,7 @@ class Config(Strict):
         Raises:
             HeadError: the target cannot be read.
         """
-        layers = read_target(self.target).num_layers
-        return self.head.aux_layers or [2, layers // 2, layers - 3]
+        return self.head.aux_layers or [*default_aux_layers(read_target(self.target).num_layers)]
 
     @property
     def target_dtype(self) -> str:
