@@ -3,6 +3,8 @@
 import errno
 import json
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -99,6 +101,15 @@ def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callab
     assert fakes.measured == [(False, 3), (True, 3)]
 
 
+def test_a_read_only_head_is_sharpened(tmp_path: Path, sharpen: Callable):
+    """What is written can be written to."""
+    head = shutil.copytree(PEAGLE, tmp_path / "head")
+    for file in head.iterdir():
+        file.chmod(0o444)
+    assert sharpen(head=head).code == 0
+    assert all(file.stat().st_mode & 0o200 for file in (tmp_path / "out").iterdir())
+
+
 def test_what_is_no_better_is_not_written(tmp_path: Path, sharpen: Callable, fakes: Engines):
     fakes.gain = 0.0
     ran = sharpen()
@@ -151,17 +162,19 @@ def test_prompts_are_mixed_and_none_is_on_both_sides():
     assert aside == prompts[:3] and not any(prompt in learned for prompt in aside)
 
 
-def test_the_engines_process_ends_with_the_command(tmp_path: Path):
-    """However that ends. A spawned process would live on, with all its memory."""
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_the_engines_process_ends_with_the_command(tmp_path: Path, how: signal.Signals):
+    """However that ends. A spawned process would live on, with all its memory, or be waited for."""
     there = tmp_path / "there"
     task = f"import pathlib, time; pathlib.Path({str(there)!r}).touch(); time.sleep(600)"
-    code = f"from peagle_tools.shared.engines import in_process; in_process(exec, {task!r})"
+    begin = "from peagle_tools.shared import engines, terminal; terminal.exit_on_sigterm()"
+    code = f"{begin}; engines.in_process(exec, {task!r})"
     killed = psutil.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
     while not there.exists():
         time.sleep(0.05)
     children = killed.children()
-    killed.kill()
-    killed.wait()
+    killed.send_signal(how)
+    killed.wait(20)
     assert children and not psutil.wait_procs(children, 20)[1]
 
 

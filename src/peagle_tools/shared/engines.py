@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 import psutil
@@ -93,6 +93,10 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
             raise
         except Exception as error:
             raise cannot_run(error) from None
+        except BaseException:  # a signal: the pool would wait for the task's end
+            for child in active_children():
+                child.kill()
+            raise
 
 
 def cannot_run(error: Exception) -> ToolError:

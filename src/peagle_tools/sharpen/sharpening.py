@@ -104,5 +104,5 @@ def write_sharpened(folder: Path, head: Head, selector: CandidateSelector) -> No
     assert head.folder is not None
     for file in head.folder.iterdir():
         if file.is_file():
-            shutil.copy(file, folder / file.name)
+            shutil.copyfile(file, folder / file.name)  # without its mode
     write_selector(folder, head, selector)
