@@ -35,6 +35,10 @@ def test_a_head_goes_on_with_more_layers_and_drafts_the_same(tmp_path: Path) -> 
     head, _ = begin(toy_run(tmp_path / "more", head={"layers": 4, "init": init}))
     assert len(head.layers) == 4
     assert loss_of(head, batch, num_depths=3) == pytest.approx(loss_of(first, batch, num_depths=3), rel=1e-6)
+    first.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    assert not (tmp_path / "sharded/model.safetensors").exists()
+    head, _ = begin(toy_run(tmp_path / "shards", head={"init": str(tmp_path / "sharded")}))
+    assert loss_of(head, batch, num_depths=3) == loss_of(first, batch, num_depths=3)
     with pytest.raises(ToolError, match=r"head.layers: is 1, but the head of head.init \(.*/head\) has 2; write 2$"):
         begin(toy_run(tmp_path / "fewer", head={"layers": 1, "init": init}))
     with pytest.raises(ToolError, match=r"head.aux_layers: is \[1, 2, 3\], but .* has \[2, 4, 5\]; write \[2, 4, 5\]$"):
@@ -43,6 +47,20 @@ def test_a_head_goes_on_with_more_layers_and_drafts_the_same(tmp_path: Path) -> 
     first.save_pretrained(tmp_path / "head")
     with pytest.raises(ToolError, match=r"^head: its layers have a sliding window, and none is trained so; begin wi"):
         begin(toy_run(tmp_path / "windowed", head={"init": init}))
+
+
+def test_a_head_that_cannot_go_on_is_refused_in_a_line(tmp_path: Path) -> None:
+    head, _ = begin(toy_run(tmp_path / "first"))
+    again = toy_run(tmp_path / "again", head={"init": str(tmp_path / "head")})
+    with torch.no_grad():
+        head.fc.weight[0] = float("nan")
+    head.save_pretrained(tmp_path / "head")
+    with pytest.raises(ToolError, match=r"^head.init: fc.weight .*NaN"):
+        begin(again)
+    head.config.transformer_layer_config.hidden_size *= 2
+    head.save_pretrained(tmp_path / "head")
+    with pytest.raises(ToolError, match=r"^head.init: .*"):
+        begin(again)
 
 
 def test_a_draft_vocabulary_is_the_likeliest_tokens_or_that_of_the_head(tmp_path: Path) -> None:

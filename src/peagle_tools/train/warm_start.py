@@ -11,7 +11,8 @@ from speculators.utils.loading import load_model_layers
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.peagle_yaml import Config
-from peagle_vllm.heads.files import download
+from peagle_vllm.heads.checks import check
+from peagle_vllm.heads.files import download, one_line
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import read_target
 
@@ -36,6 +37,9 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     if head.kind == "target" or not head.is_speculators:
         remedy = "`peagle-vllm convert --to speculators` writes one so"
         raise ToolError(f"head.init: {init} is no head as speculators writes it; {remedy}")
+    problems = check(head, read_target(config.target)) if head.kind == "peagle" else []
+    if faults := [problem.line for problem in problems if problem.severity == "error"]:
+        raise ToolError(f"head.init: {faults[0]}")
     for key, ours, theirs in (
         ("layers", min(layers, head.num_layers), head.num_layers),
         ("aux_layers", config.aux_layers, list(head.aux_layer_ids or ())),
@@ -43,17 +47,20 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     ):
         if ours != theirs:
             raise ToolError(f"head.{key}: is {ours}, but the head of head.init ({init}) has {theirs}; write {theirs}")
-    layer = cli.load_draft_transformer_layer_config(init, config.target)
-    kinds = getattr(layer, "layer_types", None) or ["full_attention"] * head.num_layers
-    layer.num_hidden_layers = layers
-    layer.layer_types = kinds + ["full_attention"] * (layers - head.num_layers)
-    weights = load_file(folder / "model.safetensors")
+    weights = {name: tensor for file in head.weight_files for name, tensor in load_file(folder / file).items()}
     options = vars(args) | {name: head.config.get(name, False) for name in NORMS}
     options["draft_vocab_size"] = head.draft_vocab_size
     if head.kind == "peagle":
         options["mask_token_id"] = head.mask_token_id
-    model = PEagleDraftModel.from_training_args(layer, weights.get("t2d"), weights.get("d2t"), **options)
-    missing, unknown = model.load_state_dict(weights, strict=False)
+    try:
+        layer = cli.load_draft_transformer_layer_config(init, config.target)
+        kinds = getattr(layer, "layer_types", None) or ["full_attention"] * head.num_layers
+        layer.num_hidden_layers = layers
+        layer.layer_types = kinds + ["full_attention"] * (layers - head.num_layers)
+        model = PEagleDraftModel.from_training_args(layer, weights.get("t2d"), weights.get("d2t"), **options)
+        missing, unknown = model.load_state_dict(weights, strict=False)
+    except (ValueError, RuntimeError) as error:  # speculators', torch's
+        raise ToolError(f"head.init: {init} does not fit ({one_line(error, 300)}); leave init out") from None
     new_layers = range(head.num_layers, layers)
     new = (*(f"layers.{number}." for number in new_layers), *NOT_IN_A_HEAD)
     if wrong := [*unknown, *(name for name in missing if not name.startswith(new))]:
