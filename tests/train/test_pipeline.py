@@ -110,6 +110,28 @@ def test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are(file: Path
         end(file)
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("speculators: {no_such_option: 1}", "speculators.no_such_option: is no option"),
+        ("head: {aux_layers: [2, 99]}", "head.aux_layers: 99 is no layer of the target; name some of 0 to 8"),
+    ],
+)
+def test_what_training_would_refuse_is_refused_before_the_first_step(file: Path, settings: str, says: str) -> None:
+    with pytest.raises(ToolError, match=says):
+        end(written(file.parent, 8, settings))
+    assert end(written(file.parent, 8)) == NAMES  # nothing was begun
+
+
+def test_a_folder_elsewhere_is_unlinked(file: Path) -> None:
+    assert end(file) == NAMES
+    data, elsewhere = read_config(file).data_folder, file.parent / "elsewhere"
+    data.rename(elsewhere)
+    data.symlink_to(elsewhere)
+    assert end(file, "data") == NAMES[2:]
+    assert elsewhere.is_dir() and not data.is_symlink()
+
+
 def test_a_target_is_enough(tmp_path: Path) -> None:
     """Prompts of the target's own need no data set; with other ones, or measured prompts, the step is another one."""
     file = tmp_path / "peagle.yaml"

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, HttpUrl, ValidationInfo, field_validator
 
 from peagle_tools.shared.checked_yaml import Strict, read_yaml
+from peagle_tools.shared.errors import ToolError
 from peagle_vllm.heads.config import default_aux_layers
 from peagle_vllm.heads.target import read_target
 
@@ -64,7 +65,7 @@ class HeadSettings(Strict):
     depths: Annotated[int, Field(ge=2)] = 8  # drafts that it is trained to make at once, K at most when served
     draft_vocab: Positive | None = None  # tokens that it can draft, those the target says most; null is all
     # The layers of the target that it reads, vLLM's ids; null is 2, the middle and the third last.
-    aux_layers: list[int] | None = None
+    aux_layers: Annotated[list[int], Field(min_length=1)] | None = None
     init: str | None = None  # what it begins as: null, a head's folder, or ``target`` for the target's last layers
 
 
@@ -154,8 +155,13 @@ class Config(Strict):
 
         Raises:
             HeadError: the target cannot be read.
+            ToolError: it has no such layer.
         """
-        return self.head.aux_layers or [*default_aux_layers(read_target(self.target).num_layers)]
+        num_layers = read_target(self.target).num_layers
+        layers = self.head.aux_layers or [*default_aux_layers(num_layers)]
+        if wrong := [layer for layer in layers if not 0 <= layer <= num_layers]:
+            raise ToolError(f"head.aux_layers: {wrong[0]} is no layer of the target; name some of 0 to {num_layers}")
+        return layers
 
     @property
     def target_dtype(self) -> str:

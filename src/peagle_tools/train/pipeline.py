@@ -33,12 +33,15 @@ def do(step: str, config: Config) -> None:
     Raises:
         ToolError: it fails, or another version of speculators is installed.
     """
+    if report := getattr(_module(step), step)(config):
+        print(f"{step}: {report}", flush=True)
+
+
+def _module(step: str) -> Any:
     if (installed := version("speculators")) != SPECULATORS:
         remedy = f"pip install --no-deps speculators=={SPECULATORS} hs-connectors=={SPECULATORS}"
         raise ToolError(f"speculators {installed} is installed, and training is made for {SPECULATORS}: {remedy}")
-    module = import_module(f"peagle_tools.train.{STEPS[step][0]}")
-    if report := getattr(module, step)(config):
-        print(f"{step}: {report}", flush=True)
+    return import_module(f"peagle_tools.train.{STEPS[step][0]}")
 
 
 def pipeline(file: Path, config: Config, begin: str | None) -> None:
@@ -57,6 +60,7 @@ def pipeline(file: Path, config: Config, begin: str | None) -> None:
         notes = json.loads((config.run / NOTES).read_text()) if (config.run / NOTES).exists() else {}
         if begin:
             _forget(config.run, notes, list(STEPS)[list(STEPS).index(begin) :])
+        _module("run").to_options(config)  # what it would refuse after hours of other steps
         inputs = ""
         for step, used in settings(config).items():
             inputs = hashlib.sha256((inputs + json.dumps(used, sort_keys=True)).encode()).hexdigest()
@@ -96,7 +100,7 @@ def _forget(folder: Path, notes: dict[str, Any], steps: list[str]) -> None:
     notes |= {step: (notes[step][0], False) for step in steps if step in notes}
     _write_notes(folder, notes)
     for path in (folder / name for step in reversed(steps) for name in STEPS[step][1]):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def _write_notes(folder: Path, notes: dict[str, Any]) -> None:
