@@ -136,6 +136,15 @@ def test_the_rope_that_is_varied_is_the_served_one(tmp_path: Path):
     assert "rope theta 10000.0, the target's, for 500000.0" in [intervention.change for intervention in tried]
 
 
+def test_a_tokenizer_that_cannot_be_parsed_is_one_line(tmp_path: Path):
+    shutil.copytree(TARGET, tmp_path, dirs_exist_ok=True)
+    text = json.loads((tmp_path / "tokenizer.json").read_text())
+    text["model"]["type"] = "of a newer library"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(text))
+    with pytest.raises(ToolError, match=r"has no tokenizer that can be read \(.*\); name its folder"):
+        read_tokenizer(str(tmp_path))
+
+
 def test_a_chat_template_that_refuses_a_prompt_is_one_line():
     """And without one the text itself is sent."""
     tokenizer = read_tokenizer(str(TARGET))

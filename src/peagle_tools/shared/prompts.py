@@ -16,7 +16,7 @@ def read_tokenizer(target: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(target)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers raises what it likes
         raise ToolError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
 
 
