@@ -70,7 +70,7 @@ REFUSED: dict[str, Change] = {
     ),
     "fc.weight is [64, 50], needs [64, 192]": put("fc.weight", lambda t: torch.ones(64, 50)),
     "norm is missing (and 1 more)": drop("norm.weight", UP),
-    "num_hidden_layers is 3, the weights hold 2": layer_setting(num_hidden_layers=3),
+    "num_hidden_layers is 3, the weights hold layers 0, 1": layer_setting(num_hidden_layers=3),
     'input_norm is in the weights, but vLLM finds no "norm_before_fc"': both(norm_before_fc, drop("norm_before_fc")),
     'fc_norm is in the weights, but vLLM finds no "fc_norm": transformer_layer_config of {}/config.json': both(
         fc_norm, lambda head: head.layer_config.pop("fc_norm")
@@ -79,7 +79,7 @@ REFUSED: dict[str, Change] = {
     "draft_vocab_size is 513, more than the 512": setting(draft_vocab_size=513),
     "d2t is missing, and draft_vocab_size 384 is below vocab_size 512": both(REDUCED, drop("d2t")),
     "lm_head is missing, and the target's 512 rows do not fit": both(REDUCED, drop(LM_HEAD)),
-    "d2t is F32 [384], needs whole numbers": both(REDUCED, put("d2t", lambda t: t.float())),
+    "d2t is F32 [384], needs I64 or I32": both(REDUCED, put("d2t", lambda t: t.float())),
     "d2t holds target ids, and vLLM adds": both(REDUCED, put("d2t", lambda t: t + torch.arange(len(t)))),
     "d2t sends 384 draft ids outside the vocabulary of 512": both(REDUCED, put("d2t", lambda t: t + 512), drop("t2d")),
     "d2t sends two draft ids to one": both(REDUCED, put("d2t", lambda t: -torch.arange(len(t))), drop("t2d")),

@@ -35,7 +35,8 @@ def check_layers(head: Head) -> Iterator[str]:
     """Are all modules there?"""
     numbers = {name.split(".")[1] for name in head.tensors if name.startswith("layers.")}
     if len(numbers) != head.num_layers or numbers != {str(i) for i in range(len(numbers))}:
-        what = f"num_hidden_layers is {head.num_layers}, the weights hold {len(numbers)} layers"
+        held = ", ".join(sorted(numbers)) or "none"
+        what = f"num_hidden_layers is {head.num_layers}, the weights hold layers {held}"
         yield f"{what}: {head.config_file}; correct it, or {AGAIN}"
         return
     needed = ["fc", "norm", *(name for i in range(head.num_layers) for name in _modules(head, i))]
@@ -106,7 +107,7 @@ def check_vocabulary(head: Head) -> Iterator[str]:
         info = head.tensors.get(tensor)
         if info is not None and info.shape[:1] != (rows,):
             what = f"{tensor} has {info.shape[0] if info.shape else 0} rows, {key} is {rows}"
-            yield f'{what}: {head.file_of(tensor)}; correct "{key}" in config.json'
+            yield f'{what}: {head.file_of(tensor)}; correct "{key}" in config.json, or cut padding'
     if head.is_reduced and not head.has("lm_head"):
         what = f"lm_head is missing, and the target's {full} rows do not fit a draft vocabulary of {draft}"
         yield f"{what}: {head.file_of('lm_head')}; {AGAIN}"

@@ -199,7 +199,7 @@ def read_map(head: Head) -> VocabularyMap:
         fault = f"d2t is missing, and {sizes}: {file}; {AGAIN}" if head.is_reduced else None
         return VocabularyMap("none", fault=fault)
     if info.shape != (rows,) or info.dtype not in INTEGERS:
-        what = f"d2t is {info.dtype} {list(info.shape)}, needs whole numbers [{rows}]"
+        what = f"d2t is {info.dtype} {list(info.shape)}, needs I64 or I32 [{rows}]"
         fault = f'{what}: {file}; correct "draft_vocab_size" in config.json, or {AGAIN}'
         return VocabularyMap("unclear" if head.is_reduced else "identity", fault=fault)
     d2t = head.array("d2t")

@@ -225,7 +225,7 @@ def _head_config(head: Head, spec: "SpeculativeConfig") -> Iterator[None]:
             if spec.draft_model_config is not None or isinstance(error, RefusedError):
                 raise  # not about the head's config
             what = f"vLLM cannot take the head's config ({one_line(error)})"
-            raise RefusedError(f"{what}: {head.config_file}; correct it") from error
+            raise RefusedError(f"{what}: {head.config_file}; correct it, or the speculative config") from error
     spec.draft_model_config.config_format = spec.target_model_config.config_format
 
 
