@@ -116,7 +116,7 @@ class Cell:
             ),
             llm=(
                 ("block_size", self.block_size),
-                ("async_scheduling", None if self.scheduling == "asynchronous" else False),
+                ("async_scheduling", self.scheduling == "asynchronous"),
             ),
         )
 

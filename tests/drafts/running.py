@@ -65,6 +65,7 @@ class Runner:
                 if noted.rows or not rows:
                     report += compare(noted, finished, reference, live.settings)
                 report.counts["preemptions"] += preempted.call_count
+                report.counts["async waves"] += type(live.scheduler).__name__ == "AsyncScheduler"
                 report.counts["aborted requests"] += sum(done.request.aborted is not None for done in finished.values())
                 report.counts["cached tokens"] += sum(done.num_cached_tokens for done in finished.values())
         if graphs:

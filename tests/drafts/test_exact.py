@@ -70,7 +70,7 @@ def test_totals(totals: Totals):
     assert whole.dropped["partial prefill"] > 0
     assert whole.near_end > 0
     assert whole.looked_up > LEAST_ROWS // 40
-    kinds = ("preemptions", "aborted requests", "cached tokens", *("full", "piecewise", "eager") * V2)
+    kinds = ("preemptions", "async waves", "aborted requests", "cached tokens", *("full", "piecewise", "eager") * V2)
     assert all(whole.counts[kind] > 0 for kind in kinds)
 
 

@@ -141,7 +141,8 @@ class Engine:
         from vllm import LLM
 
         self.settings = settings
-        self.llm = LLM(**settings.llm_arguments())
+        with asynchronous_where_asked(dict(settings.llm)):
+            self.llm = LLM(**settings.llm_arguments())
 
     @property
     def core(self) -> Any:
@@ -199,6 +200,21 @@ def _finished(request: Request, out: Any) -> Finished:
     if out is None:
         return Finished(request, [], 0)
     return Finished(request, list(out.outputs[0].token_ids), out.num_cached_tokens or 0, out)
+
+
+@contextmanager
+def asynchronous_where_asked(arguments: dict[str, Any]) -> Iterator[None]:
+    """vLLM's CPU platform turns asynchronous scheduling off, which is the default elsewhere."""
+    from vllm.platforms import current_platform
+
+    original = current_platform.check_and_update_config
+
+    def check_and_update_config(vllm_config: Any) -> None:
+        original(vllm_config)
+        vllm_config.scheduler_config.async_scheduling |= bool(arguments.get("async_scheduling"))
+
+    with patch.object(current_platform, "check_and_update_config", check_and_update_config):
+        yield
 
 
 _live: Engine | None = None
