@@ -309,8 +309,12 @@ def _measured(engine: Engine) -> dict[str, Any]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    for arm in ARMS:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    labels = [arm.label for arm in ARMS]
+    about = "one of them, as beside others in another process; again for more"
+    parser.add_argument("--only", action="append", choices=labels, metavar="ARM", help=about)
+    chosen = parser.parse_args().only or labels
+    for arm in (arm for arm in ARMS if arm.label in chosen):
         sets = acceptance(arm)
         print(arm.label, *(al_of(np.asarray(sets[name]["counts"]))["al"] for name in SETS), flush=True)
 

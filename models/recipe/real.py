@@ -106,6 +106,8 @@ def main() -> None:
     parser.add_argument("--continue", dest="goes_on", action="store_true", help="begin as the heads that are in --out")
     parser.add_argument("--only", choices=HEADS, help="one head, as beside the other in another process")
     args = parser.parse_args()
+    if args.goes_on and not args.run:
+        parser.error("--continue needs a --run of its own, or checkpoints of the run before would end it at once")
     dtype = {"dtype": quick_dtype()}
     config = changed(read_config(REAL / "peagle.yaml"), engine=dtype, step=dtype)
     if args.run:

@@ -1,6 +1,7 @@
 """The committed heads of the real target draft as they did when they were trained; figures of what is measured."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,14 @@ def test_acceptance_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert started == real.ARMS
 
 
+def test_one_drafter_is_measured_beside_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["real.py", "--only", "n-gram K=5"])
+    real.main()
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["n-gram", "K=5"]]
+
+
 def test_second_turns_follow_the_kept_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Before there are any, an arm's own, which are kept."""
     asked, engine = list[list[list[str]]](), object.__new__(real.Engine)
@@ -61,11 +70,20 @@ def test_a_head_without_its_selector(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.mark.full
 def test_heads_are_trained_from_the_committed_text(tmp_path: Path) -> None:
-    """`make real-heads` on 24 answers, two steps a head."""
-    small = ["--answers", "24", "--steps", "2", "--run", f"{tmp_path}/run", "--out", f"{tmp_path}/heads"]
-    subprocess.run([sys.executable, "models/recipe/real.py", *small], cwd=arms.ROOT, check=True)
-    for head in ("peagle", "eagle3"):
-        config = json.loads((tmp_path / "heads" / head / "config.json").read_text())
-        assert ("candidate_selector" in config) == (head == "peagle")
-        record = json.loads((tmp_path / "heads" / head / "training.json").read_text())
-        assert record["drafts"]["output_tokens"] == 256
+    """`make real-heads` on 24 answers, two steps a head; then one goes on for two more."""
+    heads = tmp_path / "heads"
+
+    def train(run: str, *more: str) -> dict[str, dict]:
+        small = ["--answers", "24", "--steps", "2", "--run", str(tmp_path / run), "--out", str(heads), *more]
+        subprocess.run([sys.executable, "models/recipe/real.py", *small], cwd=arms.ROOT, check=True)
+        return {name: json.loads((heads / name / "training.json").read_text()) for name in ("peagle", "eagle3")}
+
+    first = train("first")
+    for name, record in first.items():
+        config = json.loads((heads / name / "config.json").read_text())
+        assert ("candidate_selector" in config) == (name == "peagle")
+        assert record["drafts"]["output_tokens"] == 256 and record["before"] is None
+    second = train("second", "--continue", "--only", "peagle")
+    assert second["eagle3"] == first["eagle3"]
+    assert second["peagle"]["before"] == first["peagle"]
+    assert second["peagle"]["settings"]["head"]["init"] == os.path.relpath(heads / "peagle", arms.ROOT)
