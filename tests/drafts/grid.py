@@ -70,6 +70,8 @@ class Cell:
             cell = replace(cell, weights="loaded")
         if cell.fmt == "served":  # the head names a target of its own family
             cell = replace(cell, target=cell.family)
+        if cell.target not in SIMULATED:  # the reference has no weights of it
+            cell = replace(cell, shares=False)
         return cell if cell.window else replace(cell, mixed=False)
 
     def head_spec(self) -> HeadSpec:
@@ -167,7 +169,8 @@ TOP_1 = (("temperature", 1.5), ("top_k", 1))  # drawn where nothing but the best
 SAMPLINGS: tuple[tuple[tuple[str, Any], ...], ...] = (
     *((),) * 6,
     *(TOP_1,) * 2,
-    (("repetition_penalty", 1.3), ("presence_penalty", 0.5)),
+    # Beside them vLLM's V1 under asynchronous scheduling places a request's tokens beyond max_model_len.
+    (("repetition_penalty", 1.3), ("presence_penalty", 0.5)) if V2 else (),
     (("ignore_eos", False), ("stop_token_ids", list(range(3, 60)))),
     # vLLM's V1 masks stop tokens in the last row of a step although the drafts before it reach min_tokens.
     (("stop_token_ids", list(range(60, 100))), ("min_tokens", 3 if V2 else 0)),
