@@ -16,7 +16,7 @@ from peagle_tools.diagnose.interventions import Intervention, Setup, interventio
 from peagle_tools.diagnose.search import Measured, diagnose, irregularities
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.shared.prompts import read_tokenizer, token_ids
+from peagle_tools.shared.prompts import read_tokenizer, templated
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, Token, read_target, read_tokens, special_tokens
 from tests.support.models import PEAGLE, TARGET
@@ -150,6 +150,6 @@ def test_a_chat_template_that_refuses_a_prompt_is_one_line():
     tokenizer = read_tokenizer(str(TARGET))
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     with pytest.raises(ToolError, match=r"the chat template refuses 'be brief' \(no system role\)"):
-        token_ids(tokenizer, [{"role": "system", "content": "be brief"}])
+        templated(tokenizer, [{"role": "system", "content": "be brief"}], tokenize=True)
     tokenizer.chat_template = None
-    assert token_ids(tokenizer, [{"role": "user", "content": "hi"}]) == tokenizer.encode("hi")
+    assert templated(tokenizer, [{"role": "user", "content": "hi"}], tokenize=True) == tokenizer.encode("hi")

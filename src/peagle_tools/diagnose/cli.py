@@ -40,7 +40,7 @@ def diagnose(
     from peagle_tools.diagnose.interventions import interventions, setup_of
     from peagle_tools.shared.engines import Pair, cannot_run
     from peagle_tools.shared.prompt_files import read_prompts
-    from peagle_tools.shared.prompts import PROMPTS, read_tokenizer, token_ids
+    from peagle_tools.shared.prompts import PROMPTS, read_tokenizer, templated
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
     from peagle_vllm.heads.head import read_head
@@ -55,7 +55,7 @@ def diagnose(
         source = read_head(download(head))
         terminal.exit_if_unfit(check(source, model))
         tokenizer = read_tokenizer(target)
-        ids = [token_ids(tokenizer, messages) for messages in asked[:num_prompts]]
+        ids = [templated(tokenizer, messages, tokenize=True) for messages in asked[:num_prompts]]
     k = num_speculative_tokens or min(source.trained_depth or 5, 5)
     setup = setup_of(source, model, k)
     changes = list(interventions(setup, source, model, special_tokens(read_tokens(target))))

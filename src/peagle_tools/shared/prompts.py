@@ -1,4 +1,4 @@
-"""Short questions of several kinds, and token ids of prompts."""
+"""Short questions of several kinds, and prompts as a target reads them."""
 
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,6 @@ def read_tokenizer(target: str) -> Any:
         return AutoTokenizer.from_pretrained(target)
     except Exception as error:  # tokenizers raises what it likes
         raise ToolError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
-
-
-def token_ids(tokenizer: Any, messages: Messages) -> list[int]:
-    """Of a prompt, through the tokenizer's chat template; raw where it has none."""
-    return templated(tokenizer, messages, tokenize=True)
 
 
 def templated(tokenizer: Any, messages: Messages, *, tokenize: bool) -> Any:

@@ -39,7 +39,7 @@ def sharpen(
     Exit status: 0 written; 1 not better, nothing written; 2 something cannot be read or run.
     """
     from peagle_tools.shared.prompt_files import read_prompts
-    from peagle_tools.shared.prompts import read_tokenizer, token_ids
+    from peagle_tools.shared.prompts import read_tokenizer, templated
     from peagle_tools.sharpen import sharpening
     from peagle_vllm.heads.checks import check
     from peagle_vllm.heads.files import download
@@ -54,7 +54,7 @@ def sharpen(
         model, source = read_target(target), read_head(download(head))
         exit_if_unfit(check(source, model))
         depth = num_speculative_tokens or source.trained_depth or 5
-        ids = partial(token_ids, read_tokenizer(target))
+        ids = partial(templated, read_tokenizer(target), tokenize=True)
         job = sharpening.Job(model, [*map(ids, learn)], [*map(ids, aside)], depth, rank, max_tokens, arguments)
         try:
             print(sharpening.sharpen(source, job, out), f"wrote {out}", sep="\n")
