@@ -311,7 +311,7 @@ def _measured(engine: Engine) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     labels = [arm.label for arm in ARMS]
-    about = "one of them, as beside others in another process; again for more"
+    about = "measure this drafter only; may be repeated"
     parser.add_argument("--only", action="append", choices=labels, metavar="ARM", help=about)
     chosen = parser.parse_args().only or labels
     for arm in (arm for arm in ARMS if arm.label in chosen):

@@ -104,10 +104,10 @@ def main() -> None:
     parser.add_argument("--answers", type=int, help="learn from the first so many (default: all)")
     parser.add_argument("--steps", type=int, help="of each head (default: as peagle.yaml says)")
     parser.add_argument("--continue", dest="goes_on", action="store_true", help="begin as the heads that are in --out")
-    parser.add_argument("--only", choices=HEADS, help="one head, as beside the other in another process")
+    parser.add_argument("--only", choices=HEADS, help="train this head only")
     args = parser.parse_args()
     if args.goes_on and not args.run:
-        parser.error("--continue needs a --run of its own, or checkpoints of the run before would end it at once")
+        parser.error("--continue needs --run with a new folder: in the earlier one training is finished already")
     dtype = {"dtype": quick_dtype()}
     config = changed(read_config(REAL / "peagle.yaml"), engine=dtype, step=dtype)
     if args.run:

@@ -22,7 +22,7 @@ class RefusedError(RuntimeError):
 
 
 def warn_once(line: str) -> None:
-    """Warn of something once a process, of those that serve a replica the first one that drafts."""
+    """Warn of something once a process; under tensor parallelism only rank 0 does."""
     from vllm.logger import init_logger
 
     if is_first_rank():
@@ -30,7 +30,7 @@ def warn_once(line: str) -> None:
 
 
 def is_first_rank() -> bool:
-    """Whether this is the first tensor parallel rank of its pipeline stage, of which the last one drafts."""
+    """Whether this is tensor parallel rank 0 of its pipeline stage; true before there are ranks."""
     from vllm.distributed import parallel_state
 
     return not (parallel_state.model_parallel_is_initialized() and parallel_state.get_tensor_model_parallel_rank())

@@ -169,7 +169,7 @@ TOP_1 = (("temperature", 1.5), ("top_k", 1))  # drawn where nothing but the best
 SAMPLINGS: tuple[tuple[tuple[str, Any], ...], ...] = (
     *((),) * 6,
     *(TOP_1,) * 2,
-    # Beside them vLLM's V1 under asynchronous scheduling places a request's tokens beyond max_model_len.
+    # Under asynchronous scheduling vLLM's V1 fails at max_model_len if one request has penalties: docs/features.md.
     (("repetition_penalty", 1.3), ("presence_penalty", 0.5)) if V2 else (),
     (("ignore_eos", False), ("stop_token_ids", list(range(3, 60)))),
     # vLLM's V1 masks stop tokens in the last row of a step although the drafts before it reach min_tokens.

@@ -136,7 +136,7 @@ def missing_states(config: Config, rows: Dataset) -> list[int]:
 
 
 def check_stamp(config: Config) -> None:
-    """Refuse stored hidden states of a target's other name, layers or dtype than peagle.yaml has: ToolError."""
+    """Refuse stored hidden states whose target's name, layers or dtype are not peagle.yaml's: ToolError."""
     file = config.data_folder / STAMP
     stored = json.loads(file.read_text()) if file.exists() else "unknown"
     if stored != config.stamp:
