@@ -169,8 +169,7 @@ TOP_1 = (("temperature", 1.5), ("top_k", 1))  # drawn where nothing but the best
 SAMPLINGS: tuple[tuple[tuple[str, Any], ...], ...] = (
     *((),) * 6,
     *(TOP_1,) * 2,
-    # Under asynchronous scheduling vLLM's V1 fails at max_model_len if one request has penalties: docs/features.md.
-    (("repetition_penalty", 1.3), ("presence_penalty", 0.5)) if V2 else (),
+    (("repetition_penalty", 1.3), ("presence_penalty", 0.5)),
     (("ignore_eos", False), ("stop_token_ids", list(range(3, 60)))),
     # vLLM's V1 masks stop tokens in the last row of a step although the drafts before it reach min_tokens.
     (("stop_token_ids", list(range(60, 100))), ("min_tokens", 3 if V2 else 0)),

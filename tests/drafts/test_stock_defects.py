@@ -59,6 +59,19 @@ def test_one_request_near_max_model_len_stops_all_drafts(pair: tuple[Path, Path]
     assert drafts_are_exact(live, pair, [near, other]) is not STOCK
 
 
+def test_penalties_end_the_engine_near_max_model_len(pair: tuple[Path, Path]):
+    """Once a request with penalties has come, stock's length of every other one counts drafts that were rejected."""
+    live = start(pair, llm=(("async_scheduling", True),))
+    near = Request("near", prompt(MAX_MODEL_LEN - 20, 2), 20)
+    try:
+        live.run([near, Request("penalties", prompt(20, 3), 20, arrives=8, sampling=(("presence_penalty", 0.5),))])
+    except (AssertionError, ValueError) as error:
+        shut_down()  # an engine that raised is not used again
+        assert STOCK and ("could not broadcast" in str(error) or "max model length" in str(error))
+    else:
+        assert not STOCK
+
+
 def test_dynamic_k_gives_drafts_to_the_wrong_request(pair: tuple[Path, Path]):
     """Stock drafts K for each request and cuts the result into rows of the smaller K."""
     schedule = [(1, 1, K), (2, 4, K // 2)]
