@@ -183,7 +183,9 @@ def _longest_match_kernel(
     tl.store(matches_ptr + req * NUM_SPLITS + split, best)
 
 
-@triton.jit(do_not_specialize=["rows_step", "last_step", "min_match", "vocab_size", "q_rows_step"])
+@triton.jit(
+    do_not_specialize=["drafts_stride", "rows_step", "last_step", "min_match", "vocab_size", "q_stride", "q_rows_step"]
+)
 def _lookup_drafts_kernel(
     drafts_ptr,  # [num_reqs, K]
     drafts_stride,

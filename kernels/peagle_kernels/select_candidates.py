@@ -171,7 +171,7 @@ def within_limits(scores, temperature, top_k, top_p):
 
 
 # Each K of a schedule is a step of its own: no variant may compile while requests wait.
-@triton.jit(do_not_specialize=["num_k", "last_position"])
+@triton.jit(do_not_specialize=["num_k", "out_stride", "last_position"])
 def _select_candidates_kernel(
     out_ptr,  # [num_reqs, K]
     out_stride,

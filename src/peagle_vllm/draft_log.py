@@ -37,6 +37,10 @@ def log_start(
     if drafter.device.type != "cpu":  # vLLM's CPU build packs linear layers, and no tensor shows their size
         tensors = ((*module._parameters.values(), *module._buffers.values()) for module in drafter.updates.own_modules)
         parts.append(f"head {_mebibytes(list(tensors))}")
+    scheduler = vllm_config.scheduler_config
+    room = scheduler.max_num_batched_tokens // (2 * spec.num_speculative_tokens)  # vLLM adds K - 1 rows to K + 1
+    if room < scheduler.max_num_seqs and not spec.num_speculative_tokens_per_batch_size:
+        parts.append(f"{room} of {scheduler.max_num_seqs} requests at once (max_num_batched_tokens)")
     parts.append(f"buffers {_mebibytes([vars(holder) for holder in (drafter, *holders)])}")
     parts.append(f"KV {kv_bytes_a_token(drafter.model, vllm_config, kv_cache_config)} bytes a token")
     init_logger(logger.name).info_once("P-EAGLE active: %s", ", ".join(parts), scope="process")

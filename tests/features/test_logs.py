@@ -67,6 +67,8 @@ def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypa
     monkeypatch.setattr(parallel_state, "is_local_first_rank", lambda: False)  # as on a later pipeline stage
     warn_once("the stage that drafts warns")
     assert log.messages[-1] == "the stage that drafts warns"
+    monkeypatch.setattr(live.runner.vllm_config.scheduler_config, "max_num_batched_tokens", 29)
+    few = r"2 of 3 requests at once \(max_num_batched_tokens\)"
     # A GPU's: the head without what it shares with its target, and all buffers, each once.
     monkeypatch.setattr(drafter, "device", SimpleNamespace(type="cuda"))
     fresh = SimpleNamespace(twice=[torch.zeros(10 << 18)] * 2)
@@ -78,7 +80,8 @@ def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypa
     )
     head = sum(size for place, size in tensors.items() if place not in of_target) / 2**20
     sizes = [
-        re.fullmatch(rf"{line}, 253 graphs, head {head:.1f} MiB, buffers (.+) MiB, {kv}", x) for x in log_lines(log)
+        re.fullmatch(rf"{line}, 253 graphs, head {head:.1f} MiB, {few}, buffers (.+) MiB, {kv}", x)
+        for x in log_lines(log)
     ]
     assert float(sizes[2][1]) == pytest.approx(float(sizes[1][1]) + 10)
 

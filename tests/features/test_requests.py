@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
@@ -58,6 +59,33 @@ def test_logprobs_are_those_without_speculation():
         for ours, theirs in zip(speculated.raw.outputs[0].logprobs, plain.raw.outputs[0].logprobs, strict=True):
             assert ours.keys() == theirs.keys()
             assert all(math.isclose(ours[t].logprob, theirs[t].logprob, abs_tol=1e-3) for t in ours)
+
+
+@pytest.mark.arm("plugin-v1")
+def test_prompt_logprobs_survive_what_drafts_overwrite():
+    """CUDA graphs of the drafter use the memory in which the target's leave its hidden states."""
+    live, request, states = engine(SETTINGS), ask(1, 4, prompt_logprobs=1), []
+    right = live.run([request])[request.id].raw.prompt_logprobs
+    forward, propose = live.runner._model_forward, live.drafter.propose
+
+    def keep(*args, **kwargs):
+        states.append(forward(*args, **kwargs))
+        return states[-1]
+
+    def overwrite(*args, **kwargs):
+        drafts = propose(*args, **kwargs)
+        states[-1][0].zero_()
+        return drafts
+
+    with patch.object(live.runner, "_model_forward", keep), patch.object(live.drafter, "propose", overwrite):
+        assert live.run([request])[request.id].raw.prompt_logprobs == right
+
+
+def test_what_vllm_cannot_score_with_drafts_is_refused():
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match="logprob_token_ids is not supported with speculation"):
+        engine(SETTINGS).run([ask(logprob_token_ids=[5, 6])])
 
 
 def test_several_sampled_outputs_of_one_seed_repeat_and_differ():

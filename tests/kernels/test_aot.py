@@ -187,6 +187,11 @@ def steps_of(max_k: int) -> Iterator[tuple[int, int]]:
     return product([k for k in DEPTHS if k <= max_k], [1, 2, 15, 16, 32])
 
 
+def of_runner(drafts: torch.Tensor, v1: bool) -> torch.Tensor:
+    """V2 keeps the drafts of the largest K; V1's are of the step's own, whose stride differs."""
+    return drafts.contiguous() if v1 else drafts
+
+
 @pytest.mark.parametrize("max_k", DEPTHS)
 def test_a_server_compiles_prepare_inputs_once_for_each_layout(max_k: int):
     out = allocate_buffers(
@@ -221,14 +226,14 @@ def test_a_server_compiles_select_candidates_once(drawn: bool, max_k: int):
     drafts = torch.zeros(MAX_NUM_REQS, max_k, dtype=torch.int64)
     state = cases.state(MAX_NUM_REQS, max_k, NUM_CANDIDATES, cases.VOCAB)
 
-    def call(k: int, num_reqs: int, positions: int) -> tuple[Any, ...]:
+    def call(k: int, num_reqs: int, positions: int, v1: bool) -> tuple[Any, ...]:
         candidates, *parts = cases.case(k, num_reqs, NUM_CANDIDATES, RANK, positions, reduced=True)
         numbers = torch.zeros(num_reqs * k, dtype=torch.int64)
         drawing = Drawing(cases.draw_by_its_arguments, numbers, numbers, *state, use_fp64=False)
-        out, scores = drafts[:num_reqs, :k], torch.empty_like(candidates.logits)
+        out, scores = of_runner(drafts[:num_reqs, :k], v1), torch.empty_like(candidates.logits)
         return out, candidates, *parts, scores, drawing if drawn else None
 
-    calls = (call(*step, positions) for step in steps_of(max_k) for positions in (1, 2, 17))
+    calls = (call(*step, *other) for step in steps_of(max_k) for other in product((1, 2, 17), (False, True)))
     assert num_variants(select_candidates_triton, calls) == 1
 
 
@@ -238,10 +243,10 @@ def test_a_server_compiles_lookup_drafts_once(drawn: bool, max_k: int):
     drafts, numbers = torch.zeros(MAX_NUM_REQS, max_k, dtype=torch.int64), torch.zeros(512, dtype=torch.int64)
     token_ids, q = torch.zeros(MAX_NUM_REQS, 5000, dtype=torch.int32), torch.zeros(MAX_NUM_REQS, max_k, VOCAB)
 
-    def call(k: int, num_reqs: int) -> tuple[Any, ...]:
+    def call(k: int, num_reqs: int, v1: bool) -> tuple[Any, ...]:
         first = numbers[: num_reqs * k : k]
-        one_hot = OneHot(q, first, 0.0, 1.0, None) if drawn else None
-        return drafts[:num_reqs, :k], token_ids, first, first, 2, VOCAB, one_hot
+        one_hot = OneHot(of_runner(q[:num_reqs, :k], v1), first, 0.0, 1.0, None) if drawn else None
+        return of_runner(drafts[:num_reqs, :k], v1), token_ids, first, first, 2, VOCAB, one_hot
 
-    calls = (call(*step) for step in steps_of(max_k))
+    calls = (call(*step, v1) for step in steps_of(max_k) for v1 in (False, True))
     assert num_variants(lookup_drafts_triton, calls) == 2  # one of each kernel

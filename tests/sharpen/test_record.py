@@ -112,8 +112,6 @@ def test_a_reduced_head_with_a_selector_walks_over_its_candidates(
     """Each draft is the reference's choice, row by row, among the candidates that this very head was recorded with."""
     # On a CPU with AMX vLLM takes an int8 kernel that has no float32.
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    if quantized and ARM == "plugin-v2":  # it compares lm_head with the target's; a CPU's int8 kernel keeps no weight
-        monkeypatch.setattr("vllm.v1.worker.gpu.spec_decode.eagle.utils._should_share", lambda *args: False)
     shutil.copytree(PEAGLE_REDUCED, tmp_path / "head")
     if quantized:
         write_int8(tmp_path / "head")

@@ -25,7 +25,6 @@ PATCH = Patch(
             "SpecDecodeBaseProposer.take_last_draft_probs",
             "compute_probs_and_sample_next_token",
         ),
-        "vllm.v1.worker.gpu_model_runner": ("GPUModelRunner.propose_draft_token_ids",),
         # The noise of seeded requests, as in _sample_from_logits.
         "vllm.v1.sample.ops.topk_topp_sampler": ("sample_with_exponential_noise",),
     },
@@ -50,3 +49,15 @@ def build_ours(module: ModuleType) -> None:
 
 
 PATCH.hooks.append(("vllm.v1.spec_decode.eagle", build_ours))
+
+
+@PATCH.wraps("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.propose_draft_token_ids")
+def propose_draft_token_ids(
+    original, self, scheduler_output, sampled, sampling_metadata, hidden_states, *args, **kwargs
+):
+    """Prompt logprobs are computed later, from memory that the target's graphs and the drafter's share (PR 53520)."""
+    kept = hidden_states.clone() if patches.serving_peagle and self.num_prompt_logprobs else None
+    drafts = original(self, scheduler_output, sampled, sampling_metadata, hidden_states, *args, **kwargs)
+    if kept is not None:
+        hidden_states.copy_(kept)
+    return drafts

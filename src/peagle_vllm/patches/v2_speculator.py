@@ -68,3 +68,12 @@ def load_model(original, self, *args, **kwargs):
     if self.sampler is not None and self.speculator is not None:
         self.speculator.sampling_states = self.sampler.sampling_states
     return loaded
+
+
+@PATCH.wraps("vllm.v1.worker.gpu.spec_decode.eagle.utils", "_should_share")
+def _should_share(original, eagle, flag, draft, target):
+    """A quantized layer is no copy of another; vLLM compares weights that it may not have (PR 53104)."""
+    dtypes = {getattr(getattr(module, "weight", None), "dtype", module) for module in (draft, target)}
+    if hasattr(eagle, "mask_hidden") and getattr(eagle, flag, False) and len(dtypes) > 1:
+        return False
+    return original(eagle, flag, draft, target)

@@ -1,4 +1,4 @@
-"""Bad P-EAGLE configurations are refused in one line, before any weight is loaded."""
+"""Bad P-EAGLE configurations are refused in one line before any weight is loaded, and requests that end an engine."""
 
 import functools
 import os
@@ -128,6 +128,16 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     lookup.settle_lookup(vllm_config)
     _warn_of_refused_sampling(vllm_config.model_config)
     _check_parallelism(vllm_config)
+
+
+@PATCH.wraps("vllm.sampling_params", "SamplingParams._validate_spec_decode", compare=False)
+def validate_request(original: Any, self: Any, spec: "SpeculativeConfig | None") -> None:
+    """Beside another request's logprobs it ends V1's engine, and V2 answers without them (vLLM PR 44727)."""
+    original(self, spec)
+    if self.logprob_token_ids and is_peagle_spec(spec):
+        from vllm.exceptions import VLLMValidationError
+
+        raise VLLMValidationError("logprob_token_ids is not supported with speculation", parameter="logprob_token_ids")
 
 
 def _check_parallelism(vllm_config: "VllmConfig") -> None:

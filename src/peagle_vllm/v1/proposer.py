@@ -110,7 +110,7 @@ class ParallelEagleProposer(EagleProposer):
             self._determine_batch_execution_and_padding(num_tokens)
             return
         super().dummy_run(num_tokens, *args, is_graph_capturing=is_graph_capturing, **kwargs)
-        if num_tokens == self.max_num_tokens and not is_graph_capturing:
+        if num_tokens == self.max_num_tokens and self.block_size <= 0:  # not later: vLLM would count it twice
             num_samples = min(self.max_batch_size * self.num_speculative_tokens, num_tokens)
             self._profile_sampling(self.hidden_states[:num_samples])
 
