@@ -72,6 +72,20 @@ def test_penalties_end_the_engine_near_max_model_len(pair: tuple[Path, Path]):
         assert not STOCK
 
 
+def test_a_request_that_misses_a_step_verifies_placeholders(pair: tuple[Path, Path]):
+    """The budget is two requests' until one of them ends. Stock has lost the third's drafts, not their distribution."""
+    live = start(pair, token_budget=5, llm=(("async_scheduling", True),))
+    original, verified = live.runner.rejection_sampler.forward, []
+
+    def forward(metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        verified.extend(metadata.draft_token_ids.tolist())
+        return original(metadata, *args, **kwargs)
+
+    with patch.object(live.runner.rejection_sampler, "forward", forward):
+        live.run([Request(str(i), prompt(2, i), 12) for i in range(3)])
+    assert len(verified) > K and (min(verified) < 0) is STOCK
+
+
 def test_dynamic_k_gives_drafts_to_the_wrong_request(pair: tuple[Path, Path]):
     """Stock drafts K for each request and cuts the result into rows of the smaller K."""
     schedule = [(1, 1, K), (2, 4, K // 2)]

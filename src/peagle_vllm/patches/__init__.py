@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAMES = (  # of the files, in the order of installation
     *("validation", "head_config", "gate", "capture_range", "head_weights", "v2_speculator", "v1_proposer"),
-    *("drafter_limit", "weight_update", "cpu_sampling"),
+    *("drafter_limit", "v1_async", "weight_update", "cpu_sampling"),
 )
 
 serving_peagle = False

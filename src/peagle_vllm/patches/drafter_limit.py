@@ -1,4 +1,4 @@
-"""On V1, one request near max_model_len stops drafting for the whole batch, or ends the engine.
+"""On V1, one request within K tokens of max_model_len stops drafting for the whole batch.
 
 The geometry handles the end of a sequence, so P-EAGLE drafts on.
 """
@@ -17,16 +17,3 @@ def _input_fits_in_drafter(original, self, common_attn_metadata, *args, **kwargs
     if drafts_on and (limit is None or limit >= self.max_model_len):
         return True
     return original(self, common_attn_metadata, *args, **kwargs)
-
-
-@PATCH.wraps("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._update_states")
-def _update_states(original, self, scheduler_output, *args, **kwargs):
-    if self.use_async_scheduling and getattr(getattr(self, "drafter", None), "drafts_up_to_max_model_len", False):
-        # Once a request with penalties has come, vLLM cuts rejected drafts from every request's output tokens, and no
-        # longer from its length, which then runs past the row of a request that nears max_model_len.
-        batch, cached = self.input_batch, scheduler_output.scheduled_cached_reqs
-        for req_id, num_output_tokens in zip(cached.req_ids, cached.num_output_tokens, strict=True):
-            if (row := batch.req_id_to_index.get(req_id)) is not None:
-                end = batch.num_prompt_tokens[row] + num_output_tokens
-                batch.num_tokens_no_spec[row] = min(batch.num_tokens_no_spec[row], end)
-    return original(self, scheduler_output, *args, **kwargs)

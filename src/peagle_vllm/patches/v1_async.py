@@ -1,0 +1,35 @@
+"""On V1 under asynchronous scheduling vLLM loses track of a request's drafts, and of its length."""
+
+from peagle_vllm import patches
+from peagle_vllm.patches.ledger import Patch
+from peagle_vllm.serving import is_peagle
+
+PATCH = Patch(name="v1-async", runner="V1")
+
+
+@PATCH.wraps("vllm.v1.core.sched.async_scheduler", "AsyncScheduler._update_after_schedule")
+def _update_after_schedule(original, self, scheduler_output):
+    """A request that misses a step has lost its drafts: V1 would verify placeholders against their distribution.
+
+    Until vLLM PR 46899. It misses one when others use up the token budget, or near max_model_len.
+    """
+    original(self, scheduler_output)
+    if is_peagle(self.vllm_config) and not self.use_v2_model_runner:
+        for request in self.running:
+            if request.request_id not in scheduler_output.num_scheduled_tokens:
+                request.spec_token_ids = []
+
+
+@PATCH.wraps("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._update_states")
+def _update_states(original, self, scheduler_output, *args, **kwargs):
+    """Once a request with penalties has come, vLLM cuts rejected drafts from every request's output tokens.
+
+    It then leaves them in the request's length, which runs past its row near max_model_len.
+    """
+    if patches.serving_peagle and self.use_async_scheduling:
+        batch, cached = self.input_batch, scheduler_output.scheduled_cached_reqs
+        for req_id, num_output_tokens in zip(cached.req_ids, cached.num_output_tokens, strict=True):
+            if (row := batch.req_id_to_index.get(req_id)) is not None:
+                end = batch.num_prompt_tokens[row] + num_output_tokens
+                batch.num_tokens_no_spec[row] = min(batch.num_tokens_no_spec[row], end)
+    return original(self, scheduler_output, *args, **kwargs)
