@@ -61,7 +61,7 @@ def test_one_request_near_max_model_len_stops_all_drafts(pair: tuple[Path, Path]
 
 def test_penalties_end_the_engine_near_max_model_len(pair: tuple[Path, Path]):
     """Once a request with penalties has come, stock's length of every other one counts drafts that were rejected."""
-    live = start(pair, llm=(("async_scheduling", True),))
+    live = start(pair)
     near = Request("near", prompt(MAX_MODEL_LEN - 20, 2), 20)
     try:
         live.run([near, Request("penalties", prompt(20, 3), 20, arrives=8, sampling=(("presence_penalty", 0.5),))])
@@ -74,7 +74,7 @@ def test_penalties_end_the_engine_near_max_model_len(pair: tuple[Path, Path]):
 
 def test_a_request_that_misses_a_step_verifies_placeholders(pair: tuple[Path, Path]):
     """The budget is two requests' until one of them ends. Stock has lost the third's drafts, not their distribution."""
-    live = start(pair, token_budget=5, llm=(("async_scheduling", True),))
+    live = start(pair, token_budget=5)
     original, verified = live.runner.rejection_sampler.forward, []
 
     def forward(metadata: Any, *args: Any, **kwargs: Any) -> Any:

@@ -141,7 +141,7 @@ class Engine:
         from vllm import LLM
 
         self.settings = settings
-        with asynchronous_where_asked(dict(settings.llm)):
+        with asynchronous():
             self.llm = LLM(**settings.llm_arguments())
 
     @property
@@ -203,15 +203,16 @@ def _finished(request: Request, out: Any) -> Finished:
 
 
 @contextmanager
-def asynchronous_where_asked(arguments: dict[str, Any]) -> Iterator[None]:
-    """vLLM's CPU platform turns asynchronous scheduling off, which is the default elsewhere."""
+def asynchronous() -> Iterator[None]:
+    """vLLM's CPU platform turns asynchronous scheduling off, which is the default elsewhere, and here."""
     from vllm.platforms import current_platform
 
     original = current_platform.check_and_update_config
 
     def check_and_update_config(vllm_config: Any) -> None:
+        chosen = vllm_config.scheduler_config.async_scheduling
         original(vllm_config)
-        vllm_config.scheduler_config.async_scheduling |= bool(arguments.get("async_scheduling"))
+        vllm_config.scheduler_config.async_scheduling = chosen
 
     with patch.object(current_platform, "check_and_update_config", check_and_update_config):
         yield

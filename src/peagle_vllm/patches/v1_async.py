@@ -1,4 +1,6 @@
-"""On V1 under asynchronous scheduling vLLM loses track of a request's drafts, and of its length."""
+"""On V1 under asynchronous scheduling vLLM loses track of a request's drafts, its length, and which rows are tokens."""
+
+import numpy as np
 
 from peagle_vllm import patches
 from peagle_vllm.patches.ledger import Patch
@@ -33,3 +35,16 @@ def _update_states(original, self, scheduler_output, *args, **kwargs):
                 end = batch.num_prompt_tokens[row] + num_output_tokens
                 batch.num_tokens_no_spec[row] = min(batch.num_tokens_no_spec[row], end)
     return original(self, scheduler_output, *args, **kwargs)
+
+
+@PATCH.wraps("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._prepare_input_ids")
+def _prepare_input_ids(original, self, scheduler_output, num_reqs, num_tokens, cu_num_tokens):
+    """With ``enable_prompt_embeds`` vLLM marks as tokens what it has sampled, at an index that leaves drafts out.
+
+    It reads the other rows of an answer from a stale buffer. After the prompt, every row is a token.
+    """
+    if patches.serving_peagle and self.enable_prompt_embeds:
+        batch, lengths = self.input_batch, np.diff(cu_num_tokens[:num_reqs], prepend=0)
+        first = batch.num_computed_tokens_cpu[:num_reqs] - batch.num_prompt_tokens[:num_reqs] - cu_num_tokens + lengths
+        self.is_token_ids.np[:num_tokens] |= np.arange(num_tokens) + np.repeat(first, lengths) >= 0
+    return original(self, scheduler_output, num_reqs, num_tokens, cu_num_tokens)
