@@ -44,7 +44,8 @@ def _prepare_input_ids(original, self, scheduler_output, num_reqs, num_tokens, c
     It reads the other rows of an answer from a stale buffer. After the prompt, every row is a token.
     """
     if patches.serving_peagle and self.enable_prompt_embeds:
-        batch, lengths = self.input_batch, np.diff(cu_num_tokens[:num_reqs], prepend=0)
-        first = batch.num_computed_tokens_cpu[:num_reqs] - batch.num_prompt_tokens[:num_reqs] - cu_num_tokens + lengths
+        ends, computed = cu_num_tokens[:num_reqs], self.input_batch.num_computed_tokens_cpu[:num_reqs]
+        lengths = np.diff(ends, prepend=0)
+        first = computed - self.input_batch.num_prompt_tokens[:num_reqs] - ends + lengths
         self.is_token_ids.np[:num_tokens] |= np.arange(num_tokens) + np.repeat(first, lengths) >= 0
     return original(self, scheduler_output, num_reqs, num_tokens, cu_num_tokens)
