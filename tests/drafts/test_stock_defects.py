@@ -73,7 +73,7 @@ def test_penalties_end_the_engine_near_max_model_len(pair: tuple[Path, Path]):
 
 
 def test_a_request_that_misses_a_step_verifies_placeholders(pair: tuple[Path, Path]):
-    """The budget is two requests' until one of them ends. Stock has lost the third's drafts, not their distribution."""
+    """The budget is two requests' until one of them ends. Stock has lost the third's drafts by then."""
     live = start(pair, token_budget=5)
     original, verified = live.runner.rejection_sampler.forward, []
 

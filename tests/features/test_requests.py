@@ -2,11 +2,13 @@
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 
+from tests.conftest import ARM
 from tests.features.asking import SETTINGS, ask, both
 from tests.support.engines import engine
 
@@ -81,11 +83,13 @@ def test_prompt_logprobs_survive_what_drafts_overwrite():
         assert live.run([request])[request.id].raw.prompt_logprobs == right
 
 
-def test_what_vllm_cannot_score_with_drafts_is_refused():
+def test_what_v1_cannot_score_with_drafts_is_refused():
     from vllm.exceptions import VLLMValidationError
 
-    with pytest.raises(VLLMValidationError, match="logprob_token_ids is not supported with speculation"):
-        engine(SETTINGS).run([ask(logprob_token_ids=[5, 6])])
+    refused = pytest.raises(VLLMValidationError, match=r"logprob_token_ids, .* needs Model Runner V2")
+    with refused if ARM == "plugin-v1" else nullcontext():
+        scores = engine(SETTINGS).run([ask(0, 1, logprob_token_ids=[5, 6])]).popitem()[1].raw.outputs[0].logprobs
+        assert {5, 6} <= set(scores[0])
 
 
 def test_several_sampled_outputs_of_one_seed_repeat_and_differ():

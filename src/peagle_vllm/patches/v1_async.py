@@ -1,7 +1,5 @@
 """On V1 under asynchronous scheduling vLLM loses track of a request's drafts, its length, and which rows are tokens."""
 
-import numpy as np
-
 from peagle_vllm import patches
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.serving import is_peagle
@@ -11,9 +9,10 @@ PATCH = Patch(name="v1-async", runner="V1")
 
 @PATCH.wraps("vllm.v1.core.sched.async_scheduler", "AsyncScheduler._update_after_schedule")
 def _update_after_schedule(original, self, scheduler_output):
-    """A request that misses a step has lost its drafts: V1 would verify placeholders against their distribution.
+    """A request that misses a step, for want of a budget or near max_model_len, has lost its drafts.
 
-    Until vLLM PR 46899. It misses one when others use up the token budget, or near max_model_len.
+    V1 would verify placeholders: in vain, and after a step of nobody against the distribution of the lost drafts, from
+    which sampled answers are wrong. Until vLLM PR 46899.
     """
     original(self, scheduler_output)
     if is_peagle(self.vllm_config) and not self.use_v2_model_runner:
@@ -44,8 +43,7 @@ def _prepare_input_ids(original, self, scheduler_output, num_reqs, num_tokens, c
     It reads the other rows of an answer from a stale buffer. After the prompt, every row is a token.
     """
     if patches.serving_peagle and self.enable_prompt_embeds:
-        ends, computed = cu_num_tokens[:num_reqs], self.input_batch.num_computed_tokens_cpu[:num_reqs]
-        lengths = np.diff(ends, prepend=0)
-        first = computed - self.input_batch.num_prompt_tokens[:num_reqs] - ends + lengths
-        self.is_token_ids.np[:num_tokens] |= np.arange(num_tokens) + np.repeat(first, lengths) >= 0
+        after = self.input_batch.num_computed_tokens_cpu - self.input_batch.num_prompt_tokens
+        after = self.query_pos.np[:num_tokens] + after[self.req_indices.np[:num_tokens]]
+        self.is_token_ids.np[:num_tokens] |= after >= 0
     return original(self, scheduler_output, num_reqs, num_tokens, cu_num_tokens)

@@ -34,6 +34,10 @@ PATCH = Patch(
 )
 
 
+ON_V1 = "peagle_drafts_on_v1"
+"""Attribute of a head's config, for requests, which are checked without the rest of the configuration."""
+
+
 def _names_peagle(
     model: str | None = None,
     method: str | None = None,
@@ -120,6 +124,7 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     if not is_peagle_spec(spec):
         return
     patches.refuse_if_changed()
+    setattr(spec.draft_model_config.hf_config, ON_V1, not vllm_config.use_v2_model_runner)
     _check_depth(spec.num_speculative_tokens, vllm_config)
     if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
         # V1 knows the method "synthetic" alone, and takes any other for "standard".
@@ -132,12 +137,13 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
 
 @PATCH.wraps("vllm.sampling_params", "SamplingParams._validate_spec_decode", compare=False)
 def validate_request(original: Any, self: Any, spec: "SpeculativeConfig | None") -> None:
-    """Beside another request's logprobs it ends V1's engine, and V2 answers without them (vLLM PR 44727)."""
+    """With ``logprobs`` of any request beside it, logprob_token_ids ends V1's engine (vLLM PR 44727)."""
     original(self, spec)
-    if self.logprob_token_ids and is_peagle_spec(spec):
+    if self.logprob_token_ids and is_peagle_spec(spec) and getattr(spec.draft_model_config.hf_config, ON_V1, False):
         from vllm.exceptions import VLLMValidationError
 
-        raise VLLMValidationError("logprob_token_ids is not supported with speculation", parameter="logprob_token_ids")
+        what = "logprob_token_ids, which /generative_scoring sets, needs Model Runner V2 with speculation"
+        raise VLLMValidationError(what, parameter="logprob_token_ids")
 
 
 def _check_parallelism(vllm_config: "VllmConfig") -> None:
