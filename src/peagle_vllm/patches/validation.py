@@ -139,7 +139,9 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
 def validate_request(original: Any, self: Any, spec: "SpeculativeConfig | None") -> None:
     """With ``logprobs`` of any request beside it, logprob_token_ids ends V1's engine (vLLM PR 44727)."""
     original(self, spec)
-    if self.logprob_token_ids and is_peagle_spec(spec) and getattr(spec.draft_model_config.hf_config, ON_V1, False):
+    if not self.logprob_token_ids or spec is None or not is_peagle_spec(spec):
+        return
+    if getattr(spec.draft_model_config.hf_config, ON_V1, False):
         from vllm.exceptions import VLLMValidationError
 
         what = "logprob_token_ids, which /generative_scoring sets, needs Model Runner V2 with speculation"
