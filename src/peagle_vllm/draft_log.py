@@ -38,7 +38,7 @@ def log_start(
         tensors = ((*module._parameters.values(), *module._buffers.values()) for module in drafter.updates.own_modules)
         parts.append(f"head {_mebibytes(list(tensors))}")
     scheduler = vllm_config.scheduler_config
-    num_k = spec.num_speculative_tokens  # vLLM adds K - 1 rows to each request's, at most K + 1
+    num_k = spec.num_speculative_tokens  # a request that decodes takes K + 1 rows, and K - 1 more for drafts
     room = (scheduler.max_num_batched_tokens + num_k) // (2 * num_k)
     if room < scheduler.max_num_seqs and not spec.num_speculative_tokens_per_batch_size:
         parts.append(f"{room} of {scheduler.max_num_seqs} requests at once (max_num_batched_tokens)")

@@ -67,7 +67,7 @@ def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypa
     monkeypatch.setattr(parallel_state, "is_local_first_rank", lambda: False)  # as on a later pipeline stage
     warn_once("the stage that drafts warns")
     assert log.messages[-1] == "the stage that drafts warns"
-    monkeypatch.setattr(live.runner.vllm_config.scheduler_config, "max_num_batched_tokens", 24)
+    monkeypatch.setattr(live.runner.vllm_config.scheduler_config, "max_num_batched_tokens", 15)
     few = r"2 of 3 requests at once \(max_num_batched_tokens\)"
     # A GPU's: the head without what it shares with its target, and all buffers, each once.
     monkeypatch.setattr(drafter, "device", SimpleNamespace(type="cuda"))

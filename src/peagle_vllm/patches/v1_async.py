@@ -9,10 +9,10 @@ PATCH = Patch(name="v1-async", runner="V1")
 
 @PATCH.wraps("vllm.v1.core.sched.async_scheduler", "AsyncScheduler._update_after_schedule")
 def _update_after_schedule(original, self, scheduler_output):
-    """A request that misses a step, for want of a budget or near max_model_len, has lost its drafts.
+    """Drop the drafts of a request that misses a step, because the token budget is used up or max_model_len is near.
 
-    V1 would verify placeholders: in vain, and after a step of nobody against the distribution of the lost drafts, from
-    which sampled answers are wrong. Until vLLM PR 46899.
+    The worker has lost them. V1 would verify placeholders and reject them all, after an empty step with the
+    distribution of the lost drafts, so that sampled answers were wrong. Until vLLM PR 46899.
     """
     original(self, scheduler_output)
     if is_peagle(self.vllm_config) and not self.use_v2_model_runner:
