@@ -4,11 +4,13 @@ The engine verifies planted drafts (``recorder.planter``), so every rejection co
 does not depend on how good a random head is; the greedy output must not notice.
 """
 
+import json
 import math
 import os
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -82,4 +84,9 @@ def test_random_cells(seed: int, runner: Runner):
     """Cells of rare choices, too, under more traffic; the seed decides everything."""
     rng = random.Random(f"{ARM} {seed}")
     cell = random_cell(rng, ALL_CHOICES)
-    print(cell, runner.run(cell, [traffic(rng, rng.randint(4, 14), SIZE) for _ in range(3)]), sep="\n")
+    report = runner.run(cell, [traffic(rng, rng.randint(4, 14), SIZE) for _ in range(3)])
+    print(cell, report, sep="\n")
+    if results := os.environ.get("PEAGLE_FUZZ_RESULTS"):
+        seen = {"rows": report.rows, "ties": len(report.ties), "rows at max_model_len": report.near_end}
+        with Path(results).open("a") as file:
+            file.write(json.dumps({"arm": ARM, "seed": seed, "cell": str(cell), **seen, **report.counts}) + "\n")

@@ -17,10 +17,11 @@ from peagle_vllm.heads.target import Target
 from peagle_vllm.heads.vocabulary import OWN_VOCAB
 from peagle_vllm.patches import head_config
 from peagle_vllm.patches.ledger import Patch
-from peagle_vllm.serving import RefusedError, is_peagle_spec, on_vllm_platform, warn_once
+from peagle_vllm.serving import RefusedError, is_peagle, is_peagle_spec, on_vllm_platform, warn_once
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
+    from vllm.sampling_params import SamplingParams
 
 PATCH = Patch(
     name="validation",
@@ -32,10 +33,6 @@ PATCH = Patch(
         "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": ("get_eagle3_aux_layers_from_config",),
     },
 )
-
-
-ON_V1 = "peagle_drafts_on_v1"
-"""Attribute of a head's config, for requests, which are checked without the rest of the configuration."""
 
 
 def _names_peagle(
@@ -124,7 +121,6 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     if not is_peagle_spec(spec):
         return
     patches.refuse_if_changed()
-    setattr(spec.draft_model_config.hf_config, ON_V1, not vllm_config.use_v2_model_runner)
     _check_depth(spec.num_speculative_tokens, vllm_config)
     if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
         # V1 knows the method "synthetic" alone, and takes any other for "standard".
@@ -135,17 +131,37 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     _check_parallelism(vllm_config)
 
 
-@PATCH.wraps("vllm.sampling_params", "SamplingParams._validate_spec_decode", compare=False)
-def validate_request(original: Any, self: Any, spec: "SpeculativeConfig | None") -> None:
-    """With ``logprobs`` of any request beside it, logprob_token_ids ends V1's engine (vLLM PR 44727)."""
-    original(self, spec)
-    if not self.logprob_token_ids or spec is None or not is_peagle_spec(spec):
-        return
-    if getattr(spec.draft_model_config.hf_config, ON_V1, False):
-        from vllm.exceptions import VLLMValidationError
+@PATCH.wraps("vllm.v1.engine.input_processor", "InputProcessor.process_inputs", compare=False)
+def process_inputs(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Returns vLLM's request. Raises VLLMValidationError, HTTP 400, for one that would end the engine."""
+    from vllm.exceptions import VLLMValidationError
 
-        what = "logprob_token_ids, which /generative_scoring sets, needs Model Runner V2 with speculation"
-        raise VLLMValidationError(what, parameter="logprob_token_ids")
+    request = original(self, *args, **kwargs)
+    if request.sampling_params is not None and is_peagle(self.vllm_config):
+        check = _check_request_on_v2 if self.vllm_config.use_v2_model_runner else _check_request_on_v1
+        for name, problem in check(request.sampling_params):
+            raise VLLMValidationError(f"{name} {problem}", parameter=name)
+    return request
+
+
+def _check_request_on_v1(params: "SamplingParams") -> Iterator[tuple[str, str]]:
+    if params.logprob_token_ids:  # ends the engine with ``logprobs`` of any request beside it (vLLM PR 44727)
+        yield "logprob_token_ids", "needs Model Runner V2 with speculation; /generative_scoring sets it"
+
+
+def _check_request_on_v2(params: "SamplingParams") -> Iterator[tuple[str, str]]:
+    """Its sampler has buffers of fixed widths. vLLM itself checks how many bad_words there are."""
+    from vllm import envs
+    from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_ALLOWED_TOKEN_IDS, MAX_NUM_STOP_TOKEN_IDS
+
+    stops = params.all_stop_token_ids if params.min_tokens else ()
+    for name, what, num, limit in (
+        ("allowed_token_ids", "holds", len(params.allowed_token_ids or ()), MAX_NUM_ALLOWED_TOKEN_IDS),
+        ("bad_words", "makes", sum(map(len, params.bad_words_token_ids or ())), envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS),
+        ("stop_token_ids", "beside min_tokens, with the end of text, holds", len(stops), MAX_NUM_STOP_TOKEN_IDS),
+    ):
+        if num > limit:
+            yield name, f"{what} {num} tokens; Model Runner V2 takes {limit}"
 
 
 def _check_parallelism(vllm_config: "VllmConfig") -> None:
