@@ -54,11 +54,6 @@ if ARM == "stock-v1":
     os.environ["PEAGLE_VLLM_DISABLE"] = "1"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "arm(*names): run only where PEAGLE_TEST_ARM is one of these")
-    config.addinivalue_line("markers", "kernels: without a GPU Triton's interpreter runs our kernels, on plugin-v2")
-
-
 @pytest.fixture(autouse=True)
 def twins_or_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if ARM == "plugin-v2" and not HAS_GPU and not request.node.get_closest_marker("kernels"):

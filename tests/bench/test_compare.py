@@ -3,15 +3,15 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from peagle_tools.bench.cells import Cell, read_results
 from peagle_tools.bench.compare import compare
 from peagle_tools.bench.metrics import AL
 from peagle_tools.bench.suite import Suite
-from peagle_tools.cli import app
 from peagle_tools.shared.errors import ToolError
 from tests.bench import synthetic
+from tests.support.command import run
 
 
 def results(folder: Path, suite: Suite, **changes):
@@ -20,7 +20,7 @@ def results(folder: Path, suite: Suite, **changes):
 
 def gate(folder: Path) -> Result:
     """``bench compare`` of the results in a and b."""
-    return CliRunner().invoke(app, ["bench", "compare", str(folder / "a"), str(folder / "b")])
+    return run("bench", "compare", folder / "a", folder / "b")
 
 
 @pytest.mark.parametrize(("after", "is_worse"), [((1.0, 1.2), False), ((1.15, 1.3), True)])

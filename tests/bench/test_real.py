@@ -11,9 +11,8 @@ from peagle_tools.bench.cells import read_results
 from peagle_tools.bench.metrics import AL
 from peagle_tools.shared.acceptance import sum_of
 from tests.support.models import prompt_token_ids
-from tests.support.serving import environment
+from tests.support.serving import ROOT, environment
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPTS, TOKENS = 8, 40
 
 

@@ -3,21 +3,20 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from peagle_tools.bench.cells import Cell, CellResult
 from peagle_tools.bench.metrics import points
 from peagle_tools.bench.report import repeated_table, write_report
 from peagle_tools.bench.suite import Suite
-from peagle_tools.cli import app
 from peagle_tools.shared.acceptance import Acceptance
 from peagle_tools.shared.errors import ToolError
 from tests.bench import synthetic
+from tests.support.command import run
 
 
 def report(folder: Path) -> str:
     """The Markdown page that the command writes of these results."""
-    done = CliRunner().invoke(app, ["bench", "report", str(folder)])
+    done = run("bench", "report", folder)
     assert done.exit_code == 0, done.output
     return (folder / "report.md").read_text()
 

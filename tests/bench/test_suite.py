@@ -4,13 +4,12 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from peagle_tools.bench.cells import grid
 from peagle_tools.bench.suite import Suite
-from peagle_tools.cli import app
 from peagle_tools.shared.checked_yaml import read_yaml
 from peagle_tools.shared.errors import ToolError
+from tests.support.command import only_line, run
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "benchmarks/suites").glob("*.yaml"))
@@ -59,6 +58,5 @@ def test_shipped_suites(file: Path) -> None:
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    done = CliRunner().invoke(app, ["bench", "run", "x"])
-    assert done.exit_code == 2
-    assert done.stderr == 'peagle-vllm: pydantic is not installed: pip install "peagle-vllm[bench]"\n'
+    line = only_line(run("bench", "run", "x"))
+    assert line == 'peagle-vllm: pydantic is not installed: pip install "peagle-vllm[bench]"'

@@ -14,8 +14,7 @@ import pytest
 from peagle_tools.bench.cells import Cell, grid, read_results
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared.checked_yaml import read_yaml
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.serving import ROOT
 
 
 class Trial:

@@ -50,9 +50,8 @@ def step(checkout: Path, name: str, standin: str = "") -> tuple[bool, str]:
         "STANDIN_CLIENT": standin,
     }
     bash = ["bash", "--noprofile", "--norc", "-euo", "pipefail", "-c", text]
-    done = subprocess.run(
-        bash, cwd=checkout, env=os.environ | GIVEN | more, capture_output=True, text=True, timeout=120
-    )
+    env = os.environ | GIVEN | more
+    done = subprocess.run(bash, cwd=checkout, env=env, capture_output=True, text=True, timeout=120)
     return done.returncode == 0, done.stdout + done.stderr
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -26,16 +27,11 @@ def test_drafts_are_those_of_the_record(head: str) -> None:
 
 def test_acceptance_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(real, "KEPT", tmp_path / "kept.jsonl")
-    started: list[real.RealArm] = []
-
-    def in_own_process(_: object, arm: real.RealArm) -> dict:
-        started.append(arm)
-        return {"drafter": "", "sets": len(started)}
-
-    monkeypatch.setattr(real, "in_own_process", in_own_process)
+    started = Mock(side_effect=lambda *_: {"drafter": "", "sets": started.call_count})
+    monkeypatch.setattr(real, "in_own_process", started)
     for _ in range(2):
         assert [real.acceptance(arm) for arm in real.ARMS] == [*range(1, len(real.ARMS) + 1)]
-    assert started == real.ARMS
+    assert [call.args[1] for call in started.call_args_list] == real.ARMS
 
 
 def test_one_drafter_is_measured_beside_others(

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from peagle_tools.shared.engines import Pair
-from tests.inspect.running import Ran, only_line, run
 from tests.support import engines
+from tests.support.command import Result, only_line, run
+from tests.support.dialects import Written, read
 from tests.support.models import EAGLE3, PEAGLE, PEAGLE_REDUCED, QWEN3, QWEN3_PEAGLE, TARGET
 
 pytestmark = pytest.mark.arm("plugin-v1")
 
-Plant = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]  # changes a head's config and weights
+Plant = Callable[[Written], object]  # changes a head
 
 
 @dataclass(frozen=True)
@@ -31,25 +30,21 @@ class Case:
 
     def write(self, folder: Path) -> Path:
         """The head with its fault."""
-        folder.mkdir()
-        fields = json.loads((self.head / "config.json").read_text())
-        weights = load_file(self.head / "model.safetensors")
-        self.plant(fields, weights)
-        (folder / "config.json").write_text(json.dumps(fields))
-        save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
-        return folder
+        head = read(self.head)
+        self.plant(head)
+        return head.save(folder)
 
 
 def config(**fields: Any) -> Plant:
-    return lambda config, weights: config.update(fields)
+    return lambda head: head.config.update(fields)
 
 
 def rope(**parameters: Any) -> Plant:
-    return lambda config, weights: config["transformer_layer_config"].update(rope_parameters=parameters)
+    return lambda head: head.layer_config.update(rope_parameters=parameters)
 
 
-def rotated(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
-    weights["mask_hidden"] = weights["mask_hidden"].roll(17)
+def rotated(head: Written) -> None:
+    head.tensors["mask_hidden"] = head.tensors["mask_hidden"].roll(17)
 
 
 LLAMA, QWEN = (TARGET, PEAGLE), (QWEN3, QWEN3_PEAGLE)
@@ -77,24 +72,24 @@ def some(names: object) -> list:
     return [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in names]
 
 
-def diagnosed(monkeypatch: pytest.MonkeyPatch, target: Path, head: Path, *options: object) -> Ran:
+def diagnosed(target: Path, head: Path, *options: object) -> Result:
     engines.shut_down()
     with engines.no_collection():
-        return run(monkeypatch, "diagnose", "--target", target, "--head", head, *options, "--engine", ENGINE, "--json")
+        return run("diagnose", "--target", target, "--head", head, *options, "--engine", ENGINE, "--json")
 
 
-def named_in(ran: Ran) -> list[str]:
+def named_in(ran: Result) -> list[str]:
     """What it names, a line each, causes first."""
-    data = json.loads(ran.out)
+    data = json.loads(ran.stdout)
     causes = [f"cause: {data['cause']['change']}"] if data["cause"] else []
     return [*causes, *data["unusual"][-1:]]
 
 
 @pytest.mark.parametrize("name", some(FAULTS))
-def test_a_planted_fault_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_planted_fault_is_named(name: str, tmp_path: Path):
     """And no other cause."""
     case, fewer = FAULTS[name], FEWER if name in QUICK else ()
-    lines = named_in(diagnosed(monkeypatch, case.target, case.write(tmp_path / "head"), *fewer))
+    lines = named_in(diagnosed(case.target, case.write(tmp_path / "head"), *fewer))
     assert any(case.named in line for line in lines), lines
     assert all(case.named in line for line in lines if line.startswith("cause")), lines
 
@@ -112,26 +107,26 @@ def test_a_healthy_head_gets_no_cause(name: str, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(LLM, "collective_rpc", serialised)
     monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
-    ran = diagnosed(monkeypatch, *HEALTHY[name], *(FEWER if name in QUICK else ()))
-    data = json.loads(ran.out)
-    assert (ran.code, named_in(ran)) == (0, [])
+    ran = diagnosed(*HEALTHY[name], *(FEWER if name in QUICK else ()))
+    data = json.loads(ran.stdout)
+    assert (ran.exit_code, named_in(ran)) == (0, [])
     assert data["drafts"] > 80 and len(data["trials"]) > 7
-    progress = [line for line in ran.err.splitlines() if "changes left" in line]
+    progress = [line for line in ran.stderr.splitlines() if "changes left" in line]
     assert len(progress) == len(data["trials"])
 
 
 def test_what_inspect_finds_needs_no_engine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Pair, "engine", lambda *_: pytest.fail("an engine started"))
     for head, line in ((EAGLE3, "is no P-EAGLE head"), (TARGET, "is a target")):
-        ran = run(monkeypatch, "diagnose", "--target", TARGET, "--head", head)
-        assert (ran.code, ran.out) == (1, "")
-        assert line in ran.err
+        ran = run("diagnose", "--target", TARGET, "--head", head)
+        assert (ran.exit_code, ran.stdout) == (1, "")
+        assert line in ran.stderr
 
 
-def test_unreadable_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_unreadable_input_is_one_line(tmp_path: Path):
     pair = ("--target", TARGET, "--head", PEAGLE)
-    assert "cannot be read" in only_line(run(monkeypatch, "diagnose", *pair, "--prompts", tmp_path / "absent"))
-    assert "not a JSON object" in only_line(run(monkeypatch, "diagnose", *pair, "--engine", "[]"))
-    line = only_line(run(monkeypatch, "diagnose", *pair, "--engine", '{"no_such_argument": 1}'))
+    assert "cannot be read" in only_line(run("diagnose", *pair, "--prompts", tmp_path / "absent"))
+    assert "not a JSON object" in only_line(run("diagnose", *pair, "--engine", "[]"))
+    line = only_line(run("diagnose", *pair, "--engine", '{"no_such_argument": 1}'))
     assert "vLLM cannot run this pair" in line and "no_such_argument" in line
     assert line.endswith("; serve the target alone first, then with this head")

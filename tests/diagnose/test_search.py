@@ -19,6 +19,7 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import read_tokenizer, templated
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, Token, read_target, read_tokens, special_tokens
+from tests.support.dialects import edit
 from tests.support.models import PEAGLE, TARGET
 
 ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
@@ -33,13 +34,9 @@ def proposed(setup: Setup) -> list[Intervention]:
     return list(interventions(setup, read_head(PEAGLE), read_target(str(TARGET)), specials))
 
 
-def counted(drafts: int, *accepted: int) -> Acceptance:
-    return Acceptance(drafts, accepted)
-
-
 def curve(share: float, k: int) -> Measured:
     """Each position is accepted in ``share`` of the drafts in which the one before was; answers scatter by half."""
-    counts = counted(DRAFTS, *(round(DRAFTS * share**i) for i in range(1, k + 1)))
+    counts = Acceptance(DRAFTS, tuple(round(DRAFTS * share**i) for i in range(1, k + 1)))
     return Measured(counts, tuple(counts.length * (0.75 + 0.5 * i / PROMPTS) for i in range(PROMPTS)), {})
 
 
@@ -113,11 +110,11 @@ def test_noise_is_not_named(scatter: float, prompts: int, named: str | None):
 
 
 def test_the_first_low_position_gives_the_meaning():
-    assert "look at the prompts" in irregularities(counted(100, 40, 10, 2))[-1]
-    assert "position 1 is fine, the rest decays: look at the mask inputs" in irregularities(counted(100, 80, 20, 2))[-1]
-    assert "the last positions decay" in irregularities(counted(100, 80, 60, 10))[-1]
-    assert irregularities(counted(100, 80, 60, 50)) == []
-    assert irregularities(counted(29, 1, 0, 0)) == []  # too few drafts to judge
+    assert "look at the prompts" in irregularities(Acceptance(100, (40, 10, 2)))[-1]
+    assert "1 is fine, the rest decays: look at the mask inputs" in irregularities(Acceptance(100, (80, 20, 2)))[-1]
+    assert "the last positions decay" in irregularities(Acceptance(100, (80, 60, 10)))[-1]
+    assert irregularities(Acceptance(100, (80, 60, 50))) == []
+    assert irregularities(Acceptance(29, (1, 0, 0))) == []  # too few drafts to judge
 
 
 def test_the_likely_mask_token_comes_first():
@@ -128,10 +125,8 @@ def test_the_likely_mask_token_comes_first():
 def test_the_rope_that_is_varied_is_the_served_one(tmp_path: Path):
     """Of two objects speculators reads the newer one."""
     shutil.copytree(PEAGLE, tmp_path, dirs_exist_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text())
     objects = {"rope_parameters": ROPE | {"rope_theta": 5e5}, "rope_scaling": ROPE}
-    config["transformer_layer_config"] |= objects
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    edit(tmp_path, lambda head: head.layer_config.update(objects))
     tried = interventions(RIGHT, read_head(tmp_path), read_target(str(TARGET)), [])
     assert "rope theta 10000.0, the target's, for 500000.0" in [intervention.change for intervention in tried]
 

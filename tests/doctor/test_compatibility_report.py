@@ -5,29 +5,22 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import peagle_vllm
-from peagle_tools.cli import app
 from peagle_tools.doctor.compatibility_report import plugin_state
-from tests.inspect.running import only_line, run
 from tests.patches.trees import change, copy_of_used, installed
+from tests.support.command import only_line, run
 
 
 @pytest.fixture(autouse=True)
 def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PEAGLE_VLLM_DISABLE", "PEAGLE_VLLM_ACCEPT", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-def doctor(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
-
-
 def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = doctor()
+    ran = run("doctor")
     assert ran.exit_code == 0, ran.output
     install = installed()
     for text in (peagle_vllm.__version__, install.version, install.distribution, importlib.metadata.version("torch")):
@@ -38,7 +31,7 @@ def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> No
     variables = {"VLLM_USE_V2_MODEL_RUNNER": "0", "PEAGLE_VLLM_DISABLE": "1", "VLLM_PLUGINS": "another"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    shown = doctor().output
+    shown = run("doctor").output
     assert all(re.search(rf"{name} +{value}", shown) for name, value in variables.items())
     assert re.search(r"plugin +left out by VLLM_PLUGINS=another", shown)
 
@@ -60,16 +53,16 @@ def test_a_changed_patch_is_named_with_its_definitions(tmp_path: Path, monkeypat
     definition = "DraftModelSpeculator._copy_request_inputs"
     for accepted, state in (("gate", "changed"), ("head-config,v2-speculator", "accepted")):
         monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", accepted)
-        ran = doctor("--vllm", root)
+        ran = run("doctor", "--vllm", root)
         assert ran.exit_code == (state == "changed")
         assert re.search(rf"speculator +V2 +{state}", ran.output) and re.search(r"gate +V2 +holds", ran.output)
         lines = " ".join(ran.output.split())
         assert re.search(rf"v2-speculator: \S+{re.escape(definition)} [0-9a-f]{{8}} -> [0-9a-f]{{8}}", lines)
         assert ("refused: vLLM" in lines) == (state == "changed")
 
-    assert "no: No such file or directory" in only_line(run(monkeypatch, "doctor", "--vllm", tmp_path / "no"))
+    assert "no: No such file or directory" in only_line(run("doctor", "--vllm", tmp_path / "no"))
     monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "head config")
-    line = only_line(run(monkeypatch, "doctor", "--vllm", root))
+    line = only_line(run("doctor", "--vllm", root))
     assert line.startswith("peagle-vllm: 'head config' is no patch: PEAGLE_VLLM_ACCEPT")
 
 
@@ -77,7 +70,7 @@ def test_a_nightly_is_compared_with_what_it_looks_like(tmp_path: Path) -> None:
     """Over another one's library, as tools/next.py makes it."""
     root = copy_of_used(tmp_path)
     (root / "vllm" / "_version.py").write_text('__version__ = "0.99.0.dev1+cpu.over.0.32.0"\n')
-    ran = doctor("--vllm", root)
+    ran = run("doctor", "--vllm", root)
     assert ran.exit_code == 0
     assert re.search(r"vLLM +0\.99\.0\.dev1\+cpu", ran.output)
     assert re.search(rf"looks like +{installed().minor}; this version itself is not recorded", ran.output)
@@ -85,6 +78,6 @@ def test_a_nightly_is_compared_with_what_it_looks_like(tmp_path: Path) -> None:
 
 def test_no_vllm_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peagle_vllm.patches.version.find_vllm", lambda: None)
-    ran = doctor()
+    ran = run("doctor")
     assert ran.exit_code == 1
     assert re.search(r"vLLM +not installed", ran.output) and "plugin" not in ran.output

@@ -93,10 +93,7 @@ class Runner:
         """What the target alone answers greedily to the whole pool, also to requests that will be sampled."""
         if name not in self.known:
             asked = [pooled(number, self.size) for number in range(POOL)]
-            greedy = [
-                replace(r, sampling=tuple((name, value) for name, value in r.sampling if name != "temperature"))
-                for r in asked
-            ]
+            greedy = [replace(r, sampling=tuple(one for one in r.sampling if one[0] != "temperature")) for r in asked]
             settings = Settings(self._target(name), max_num_seqs=16, max_model_len=MAX_MODEL_LEN, kv_blocks=128)
             answers = without_speculation(settings, greedy)
             self.known[name] = {r.id: replace(answers[r.id], request=r) for r in asked}

@@ -3,7 +3,6 @@
 Each runs in a second on V1 and in ten under the interpreter on V2; ``test_exact.py`` is the thorough one.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support import random_heads as tiny_heads
+from tests.support.dialects import edit
 from tests.support.engines import Engine, Request, Settings, engine
 from tests.support.random_heads import prompt
 from tests.support.recorder import record, serve_exactly
@@ -44,9 +44,7 @@ def test_decoding_of_a_sharpened_head(tmp_path: Path):
 def test_drafts_looked_up(pair: tuple[Path, Path]):
     """Texts that repeat themselves: in chunks, with a prefix that another has computed, in a finished one's place."""
     reference = Reference(*pair)
-    known = [
-        tuple(reference.greedy(prompt(9, i), length)) for i, length in enumerate((60, 30, 30))
-    ]  # b has cached blocks
+    known = [tuple(reference.greedy(prompt(9, i), size)) for i, size in enumerate((60, 30, 30))]  # b has cached blocks
     requests = [Request("a", known[0], 20), Request("b", known[0], 20, arrives=6), Request("c", known[1], 12)]
     requests += [Request(f"d{i}", known[2][: 30 + i], 12, arrives=16) for i in range(2)]
     live = start(pair, lookup=1, token_budget=30, prefix_caching=True)
@@ -96,9 +94,7 @@ def test_next_to_max_model_len(tmp_path: Path):
     The head says that it has fewer positions.
     """
     pair = tiny_heads.write_pair(tmp_path)
-    config = json.loads((pair[1] / "config.json").read_text())
-    config["transformer_layer_config"]["max_position_embeddings"] = MAX_MODEL_LEN // 2
-    (pair[1] / "config.json").write_text(json.dumps(config))
+    edit(pair[1], lambda head: head.layer_config.update(max_position_embeddings=MAX_MODEL_LEN // 2))
     requests = [Request(f"end{n}", prompt(MAX_MODEL_LEN - n, n), n) for n in (14, 11, 8)]
     requests.append(Request("other", prompt(20, 1), 12))
     # One token a step: every position is drafted at.

@@ -14,8 +14,8 @@ import torch
 from peagle_vllm.serving import RefusedError, check_loaded_head
 from tests.conftest import ARM
 from tests.drafts.grid import MAX_MODEL_LEN, requests
-from tests.inspect.running import run
 from tests.support import dialects as words
+from tests.support.command import run
 from tests.support.dialects import Written, read
 from tests.support.engines import Settings, engine
 from tests.support.random_heads import MASK_TOKEN, HeadSpec, write_head, write_target
@@ -92,15 +92,15 @@ def check_drafts(target: Path, head: Path, plain: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES if ARM == "plugin-v1" else ["speculators-mixed"])
-def test_drafts_of_a_dialect(name: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_drafts_of_a_dialect(name: str, target: Path, tmp_path: Path):
     case = CASES.get(name, MIXED)
     plain = case.write_own(tmp_path / "plain", target)
     head, converted = case.write(tmp_path / "head", plain), tmp_path / "converted"
     if case.direct:
         check_drafts(target, head, plain)
     to = "speculators" if "speculators" not in name and len(name) % 2 else "vllm"
-    ran = run(monkeypatch, "convert", head, converted, "--to", to, "--target", target, *case.options)
-    assert ran.code == 0, ran.err
+    ran = run("convert", head, converted, "--to", to, "--target", target, *case.options)
+    assert ran.exit_code == 0, ran.stderr
     check_drafts(target, converted, plain)
 
 
@@ -112,16 +112,14 @@ def test_windows_that_only_v2_serves_are_refused_on_v1(target: Path, tmp_path: P
 
 @pytest.mark.arm("plugin-v1")
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.direct])
-def test_what_needs_convert_is_refused_by_inspects_line(
-    name: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_needs_convert_is_refused_by_inspects_line(name: str, target: Path, tmp_path: Path):
     head = CASES[name].write(tmp_path / "head", CASES[name].write_own(tmp_path / "plain", target))
-    inspected = run(monkeypatch, "inspect", head, "--target", target)
-    assert inspected.code == 1
+    inspected = run("inspect", head, "--target", target)
+    assert inspected.exit_code == 1
     with pytest.raises(RefusedError) as refused:
         engine(Settings(target, head, k=K))
     line = str(refused.value).removeprefix("P-EAGLE refused: ")
-    assert f"unfit    {line}" in inspected.out
+    assert f"unfit    {line}" in inspected.stdout
 
 
 @pytest.mark.arm("plugin-v1")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from peagle_vllm.serving import RefusedError
 from tests.features.asking import SETTINGS as TINY
 from tests.features.asking import ask, both
 from tests.features.test_requests import SCHEMA
+from tests.support.dialects import edit, read
 from tests.support.engines import Request, Settings, engine
 from tests.support.models import TARGET
 from tests.support.random_heads import VOCAB, HeadSpec, prompt, write_head, write_target
@@ -39,23 +39,17 @@ HEADS = {
 
 def grown(target: Path, more: int = MORE, likely: float = 3.0) -> Path:
     """The same target with tokens after its own, which its answers hold."""
-    weights, gen = load_file(target / "model.safetensors"), torch.Generator().manual_seed(3)
+    larger, gen = read(target), torch.Generator().manual_seed(3)
     for name, scale in (("model.embed_tokens.weight", 1.0), ("lm_head.weight", likely)):
-        new = scale * weights[name][:more].roll(1, dims=1)
-        weights[name] = torch.cat([weights[name], new + 0.01 * torch.randn(new.shape, generator=gen)])
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + more}))
-    save_file(weights, target / "model.safetensors", {"format": "pt"})
-    return target
+        new = scale * larger.tensors[name][:more].roll(1, dims=1)
+        larger.tensors[name] = torch.cat([larger.tensors[name], new + 0.01 * torch.randn(new.shape, generator=gen)])
+    larger.config["vocab_size"] += more
+    return larger.save(target)
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return grown(write_target(tmp_path_factory.mktemp("larger") / "target"))
-
-
-def new_tokens(tokens: list[int]) -> int:
-    return sum(token >= VOCAB for token in tokens)
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -64,10 +58,9 @@ def test_drafts_are_exact(kind: str, target: Path):
     head = write_head(target.parent / kind, target, spec)
     reference = Reference(target, head)
     if spec.fmt == "aws":
-        weights = load_file(head / "model.safetensors")
-        save_file(weights | {"d2t": torch.arange(VOCAB)}, head / "model.safetensors")
+        edit(head, lambda written: written.tensors.update(d2t=torch.arange(VOCAB)))
     right = {request.id: reference.greedy(request.prompt, request.max_tokens) for request in REQUESTS}
-    assert sum(map(new_tokens, right.values())) > 4
+    assert sum(token >= VOCAB for tokens in right.values() for token in tokens) > 4
     settings = Settings(target, head, k=K, max_model_len=96, lookup=2 if spec.selector else 0, speculative=(DRAWN,))
     live = engine(settings if spec.selector or kind == "all shared" else replace(settings, speculative=()))
     report, _ = serve_exactly(live, REQUESTS, reference, right)

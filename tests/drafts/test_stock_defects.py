@@ -75,14 +75,10 @@ def test_penalties_end_the_engine_near_max_model_len(pair: tuple[Path, Path]):
 def test_a_request_that_misses_a_step_verifies_placeholders(pair: tuple[Path, Path]):
     """The budget is two requests' until one of them ends. Stock has lost the third's drafts by then."""
     live = start(pair, token_budget=5)
-    original, verified = live.runner.rejection_sampler.forward, []
-
-    def forward(metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        verified.extend(metadata.draft_token_ids.tolist())
-        return original(metadata, *args, **kwargs)
-
-    with patch.object(live.runner.rejection_sampler, "forward", forward):
+    sampler = live.runner.rejection_sampler
+    with patch.object(sampler, "forward", wraps=sampler.forward) as forward:
         live.run([Request(str(i), prompt(2, i), 12) for i in range(3)])
+    verified = torch.cat([call.args[0].draft_token_ids for call in forward.call_args_list]).tolist()
     assert len(verified) > K and (min(verified) < 0) is STOCK
 
 

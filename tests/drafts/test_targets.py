@@ -76,10 +76,7 @@ def drafts(target: Path, head: Path, k: int) -> str:
     return f"{report.rows} of {report.rows}"
 
 
-KS = [pytest.param(3, marks=pytest.mark.full), K, pytest.param(7, marks=pytest.mark.full)]
-
-
-@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("k", [pytest.param(3, marks=pytest.mark.full), K, pytest.param(7, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full if n in FULL else ()) for n in NAMES])
 def test_drafts_for_a_target(name: str, k: int, tmp_path: Path):
     target = targets.write(tmp_path, name)

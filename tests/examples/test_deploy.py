@@ -68,9 +68,8 @@ def expressions() -> list[str]:
     """The queries of all panels, with Grafana's variables filled in, and those of the rules."""
     dashboard = json.loads((DEPLOY / "grafana/dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    return [query.replace("$model", ".*").replace("$__rate_interval", "5m") for query in queries] + [
-        rule["expr"] for rule in rules()
-    ]
+    queries = [query.replace("$model", ".*").replace("$__rate_interval", "5m") for query in queries]
+    return [*queries, *(rule["expr"] for rule in rules())]
 
 
 def missing(metrics: str) -> list[str]:

@@ -127,10 +127,8 @@ def test_drafts_count_as_repeated_where_they_are_looked_up(monkeypatch: pytest.M
 
 def test_vllm_quantizes_a_head_while_it_loads_it():
     """Its layers and ``fc``, not ``lm_head``. Of the methods for linear layers a CPU has kernels for this one."""
-    online = (("quantization", "fp8_per_channel"),)
-    live = engine(
-        Settings(TARGET, PEAGLE, k=3, dtype="bfloat16", speculative=online, llm=(("disable_log_stats", False),))
-    )
+    online, stats = (("quantization", "fp8_per_channel"),), (("disable_log_stats", False),)
+    live = engine(Settings(TARGET, PEAGLE, k=3, dtype="bfloat16", speculative=online, llm=stats))
     model = live.drafter.model
     for layer in (*model.model.layers, None):
         weight = layer.mlp.down_proj.weight if layer else model.model.fc.weight

@@ -20,7 +20,6 @@ from tests.support.models import EAGLE3
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 SECRET = "seven lanterns for the heron of Aldeburgh"
-REQUESTS = [ask(i, 12 + i) for i in range(3)]
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypa
 
 @pytest.mark.arm("plugin-v1")
 def test_other_engines_say_nothing(log: pytest.LogCaptureFixture):
-    engine(replace(SETTINGS, head=EAGLE3, k=3, parallel_drafting=False, max_num_seqs=3)).run(REQUESTS)
+    engine(replace(SETTINGS, head=EAGLE3, k=3, parallel_drafting=False, max_num_seqs=3)).run([ask(i) for i in range(3)])
     assert not log_lines(log)
 
 

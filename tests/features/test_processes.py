@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.conftest import ARM
+from tests.support.dialects import read
 from tests.support.engines import Engine, Request, Settings, engine, prepare_process, shut_down
 from tests.support.graphs import Seen, emulate
 from tests.support.operations import Operations
@@ -159,10 +159,10 @@ def test_tensor_parallel_ranks_draft_what_one_drafts(tmp_path: Path):
     """
     target, head = write_pair(tmp_path)
     write_head(tmp_path / "new", target, HeadSpec(selector=True, seed=2))
-    weights, shared = load_file(head / "model.safetensors"), load_file(target / "model.safetensors")
+    partly, shared = read(head), read(target).tensors
     for name, other in (("embed_tokens.weight", "model.embed_tokens.weight"), ("lm_head.weight", "lm_head.weight")):
-        weights[name][: VOCAB // 2] = shared[other][: VOCAB // 2]
-    save_file(weights, head / "model.safetensors")
+        partly.tensors[name][: VOCAB // 2] = shared[other][: VOCAB // 2]
+    partly.save(head)
     write_selector(head, torch.Generator().manual_seed(0))
     assert all(rank["rows"] > 12 for rank in run_ranks(tensor_parallel, tmp_path))
 

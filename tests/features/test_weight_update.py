@@ -23,7 +23,7 @@ from tests.support.updates import TRANSFER, files, send, updatable, update
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
-K, MAX_MODEL_LEN = 3, 96
+K = 3
 REQUESTS = [Request("a", prompt(9), 10), Request("b", prompt(20, 1), 10)]
 
 
@@ -47,10 +47,8 @@ def new(target: Path, heads: list[Path]) -> Reference:
 @pytest.fixture
 def live(target: Path, heads: list[Path]) -> Engine:
     """An engine that was started with the first head, and has that head's weights."""
-    drawn = ("draft_sample_method", "probabilistic")
-    live = updatable(
-        Settings(target, heads[0], k=K, max_model_len=MAX_MODEL_LEN, speculative=(drawn,), llm=(TRANSFER,))
-    )
+    drawn = (("draft_sample_method", "probabilistic"),)
+    live = updatable(Settings(target, heads[0], k=K, max_model_len=96, speculative=drawn, llm=(TRANSFER,)))
     update(live, *files(heads[0]))
     return live
 
@@ -61,9 +59,7 @@ def test_drafts_follow_an_update(live: Engine, heads: list[Path], new: Reference
     places = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     update(live, *files(heads[1]))
     serve_exactly(live, REQUESTS, new)
-    assert {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())} == places, (
-        "graphs read the old ones"
-    )
+    assert {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())} == places  # that graphs read
 
 
 def test_requests_in_flight(live: Engine, target: Path, heads: list[Path], new: Reference):

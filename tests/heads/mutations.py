@@ -15,7 +15,6 @@ from peagle_vllm.heads.config import vllm_name
 from tests.heads.writers import Written
 
 BAD_VALUE = "\ud800\n"  # of any field
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 class Mutation(NamedTuple):
@@ -92,13 +91,11 @@ def _swap(head: Written, name: str, other: str) -> None:
 
 
 def _of_files() -> Iterator[Mutation]:
-    for file in (CONFIG, WEIGHTS):
+    for file in ("config.json", "model.safetensors"):
         for label, how in _FILE_DAMAGES.items():
-            yield Mutation(f"{file} {label}", (file, "*.safetensors"), damage=partial(_damage, file=file, how=how))
-
-
-def _damage(folder: Path, file: str, how: Callable[[Path], object]) -> None:
-    how(folder / file)
+            yield Mutation(
+                f"{file} {label}", (file, "*.safetensors"), damage=lambda f, file=file, how=how: how(f / file)
+            )
 
 
 def _link(path: Path, to: str | Path) -> None:

@@ -15,8 +15,9 @@ from peagle_vllm.heads.head import read_head
 from tests.heads import writers
 from tests.heads.judging import meaning
 from tests.heads.mutations import Mutation, mutations
-from tests.heads.writers import DRAFT_VOCAB, HIDDEN, MASK_TOKEN, TARGET, VOCAB, Written
-from tests.inspect.running import Ran, run
+from tests.heads.writers import DRAFT_VOCAB, MASK_TOKEN, Written
+from tests.support.command import Result, run
+from tests.support.random_heads import write_target
 
 HEADS: dict[str, Callable[[], Written]] = {
     "speculators": lambda: writers.speculators(draft_vocab=DRAFT_VOCAB),
@@ -29,43 +30,39 @@ HEADS: dict[str, Callable[[], Written]] = {
 STEP = 7  # of the small run: every seventh mutation
 
 
-def judge(head: Written, mutation: Mutation, place: Path, original: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def judge(head: Written, mutation: Mutation, place: Path, original: Path, target: Path) -> str:
     """ "refused" or "the same"; anything else is an AssertionError."""
-    target = place / "target"
-    target.mkdir(parents=True)
-    sizes = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": TARGET.num_layers}
-    (target / "config.json").write_text(json.dumps(sizes))
     mutation.change(head)
     folder = head.save(place / "head")
     mutation.damage(folder)
     before = listing(place)
 
-    inspected = run(monkeypatch, "inspect", "--json", folder, "--target", target)
-    converted = run(monkeypatch, "convert", folder, place / "out", "--target", target)
+    inspected = run("inspect", "--json", folder, "--target", target)
+    converted = run("convert", folder, place / "out", "--target", target)
     lines = refusals(inspected)
     if lines:
-        assert converted.code != 0 and not (place / "out").exists()
+        assert converted.exit_code != 0 and not (place / "out").exists()
         assert listing(place) == before
         assert any(word in line for line in lines for word in mutation.words), lines
         return "refused"
-    assert converted.code == 0, converted.err
+    assert converted.exit_code == 0, converted.stderr
     assert meaning(folder) == meaning(original), "accepted in silence"
     assert {n: t.tolist() for n, t in weights(folder).items()} == {n: t.tolist() for n, t in weights(original).items()}
     assert listing(place) - before == {"out", "out/config.json", "out/model.safetensors"}
     return "the same"
 
 
-def refusals(ran: Ran) -> list[str]:
-    assert "Traceback" not in ran.err + ran.out
-    if ran.code == 2:
-        assert ran.out == ""
-        lines = ran.err.splitlines()
+def refusals(ran: Result) -> list[str]:
+    assert "Traceback" not in ran.stderr + ran.stdout
+    if ran.exit_code == 2:
+        assert ran.stdout == ""
+        lines = ran.stderr.splitlines()
         assert len(lines) == 1
         return lines
-    assert ran.err == ""
-    data = json.loads(ran.out, parse_constant=lambda word: pytest.fail(f"{word} is not valid JSON"))
+    assert ran.stderr == ""
+    data = json.loads(ran.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not valid JSON"))
     lines = [problem["line"] for problem in data["problems"] if problem["severity"] == "error"]
-    assert ran.code == (1 if lines else 0)
+    assert ran.exit_code == (1 if lines else 0)
     for line in lines:
         assert len(line.splitlines()) == 1 and len(line) < 1500
         line.encode()
@@ -88,12 +85,12 @@ def listing(place: Path) -> set[str]:
 
 @pytest.mark.parametrize("step", [STEP, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", HEADS)
-def test_mutations(name: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    original = HEADS[name]().save(tmp_path / "original")
+def test_mutations(name: str, step: int, tmp_path: Path):
+    original, target = HEADS[name]().save(tmp_path / "original"), write_target(tmp_path / "target")
     seen: Counter[str] = Counter()
     for number, mutation in enumerate(list(mutations(HEADS[name]()))[::step]):
         try:
-            seen[judge(HEADS[name](), mutation, tmp_path / str(number), original, monkeypatch)] += 1
+            seen[judge(HEADS[name](), mutation, tmp_path / str(number), original, target)] += 1
         except AssertionError as error:
             raise AssertionError(f"{name}: {mutation.name}: {error}") from error
     print(f"{name}: {dict(seen)}")

@@ -33,7 +33,9 @@ def test_k_beyond_the_trained_depth_is_warned_of(tmp_path: Path):
 
 
 def test_an_eagle3_head_is_refused_by_that_name(tmp_path: Path):
-    line = only(problems(writers.eagle3(), tmp_path))
+    head = writers.vllm()
+    del head.config["mask_token_id"], head.tensors["mask_hidden"]
+    line = only(problems(head, tmp_path))
     assert "is no P-EAGLE head (an EAGLE-3 head, perhaps)" in line
     assert 'remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head' in line
 

@@ -53,13 +53,6 @@ def nemo(family: str = "llama") -> Written:
     return as_nemo(vllm(family, VOCAB, num_aux=None))
 
 
-def eagle3() -> Written:
-    """An EAGLE-3 head: it cannot draft in parallel."""
-    head = vllm()
-    del head.config["mask_token_id"], head.tensors["mask_hidden"]
-    return head
-
-
 # Heads that vLLM 0.32 loads as they are, or with what this package maps.
 SERVED = {
     "speculators-llama": speculators,

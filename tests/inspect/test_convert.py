@@ -20,8 +20,9 @@ from peagle_vllm.heads.head import read_head
 from tests.heads import writers
 from tests.heads.judging import fc_norm, meaning, norm_before_fc, top_fc_norm, windowed
 from tests.heads.test_vllm_agrees import vllms_config
-from tests.heads.writers import AUX, DRAFT_VOCAB, HIDDEN, SERVED, TARGET, VOCAB
-from tests.inspect.running import only_line, run
+from tests.heads.writers import AUX, DRAFT_VOCAB, SERVED, TARGET, VOCAB
+from tests.support.command import only_line, run
+from tests.support.random_heads import write_target
 
 
 def varied(change, base=writers.speculators):
@@ -47,41 +48,38 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {vllm_name(n): t for path in folder.glob("*.safetensors") for n, t in load_file(path).items()}
 
 
-def same(ours: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return ours.keys() == other.keys() and all(
-        tensor.dtype == other[name].dtype and torch.equal(tensor, other[name]) for name, tensor in ours.items()
-    )
+same = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_there_and_back_changes_no_tensor(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_there_and_back_changes_no_tensor(name: str, tmp_path: Path):
     source = head = CASES[name]().save(tmp_path / "head")
     depth, original = read_head(head).trained_depth, tensors(head)
     if read_head(head).draft_vocab_size == VOCAB:  # the identity map says nothing
         original = {name: tensor for name, tensor in original.items() if name not in ("d2t", "t2d")}
     for step, to in enumerate(("vllm", "speculators", "vllm")):
         out = tmp_path / str(step)
-        ran = run(monkeypatch, "convert", source, out, "--to", to)
-        assert ran.code == 0, ran.err
-        assert same(tensors(out), original)
+        ran = run("convert", source, out, "--to", to)
+        assert ran.exit_code == 0, ran.stderr
+        same(tensors(out), original)
         assert meaning(out) == meaning(head)
         assert read_head(out).trained_depth == (depth or (5 if step else None))  # speculators' format has to name one
         assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
-        ran = run(monkeypatch, "inspect", out)
-        assert (ran.code, "unfit" in ran.out, "warning" in ran.out) == (0, False, False), ran.out
+        ran = run("inspect", out)
+        assert (ran.exit_code, "unfit" in ran.stdout, "warning" in ran.stdout) == (0, False, False), ran.stdout
         source = out
     assert (tmp_path / "0/model.safetensors").read_bytes() == (tmp_path / "2/model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("to", ["vllm", "speculators"])
-def test_stock_vllm_finds_everything_in_the_result(name: str, to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_stock_vllm_finds_everything_in_the_result(name: str, to: str, tmp_path: Path):
     """Nothing is left for serving to map; ``--window`` is that of every layer, whatever windows the head had."""
     head = CASES[name]().save(tmp_path / "head")
     wanted, num_layers = meaning(head), read_head(head).num_layers
     window = {"layer_types": ["sliding_attention"] * num_layers, "sliding_window": 16}
     for out, more, changed in (("plain", (), {}), ("windowed", ("--window", "16"), window)):
-        assert run(monkeypatch, "convert", head, tmp_path / out, "--to", to, *more).code == 0
+        assert run("convert", head, tmp_path / out, "--to", to, *more).exit_code == 0
         read, config, wanted = read_head(tmp_path / out), vllms_config(tmp_path / out), wanted | changed
         assert config.architectures == [read.architecture]
         for field in ("norm_before_residual", "norm_before_fc", "fc_norm"):
@@ -93,47 +91,42 @@ def test_stock_vllm_finds_everything_in_the_result(name: str, to: str, tmp_path:
         assert rope.get("rope_theta", getattr(config, "rope_theta", None)) == wanted["rope_parameters"]["rope_theta"]
         assert config.num_aux_hidden_states == wanted["num_aux_hidden_states"]
     assert meaning(tmp_path / "windowed") == meaning(tmp_path / "plain") | window
-    assert same(tensors(tmp_path / "plain"), tensors(tmp_path / "windowed"))
+    same(tensors(tmp_path / "plain"), tensors(tmp_path / "windowed"))
 
 
 @pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_target_ids_become_offsets(marked: bool, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_target_ids_become_offsets(marked: bool, dtype: torch.dtype, tmp_path: Path):
     head = writers.speculators(draft_vocab=DRAFT_VOCAB)
     offsets, t2d = head.tensors["d2t"].clone(), head.tensors["t2d"].clone()
     head.tensors["d2t"] = (offsets + torch.arange(DRAFT_VOCAB)).to(dtype)
     if not marked:
         del head.tensors["t2d"]
-    inspected = json.loads(run(monkeypatch, "inspect", head.save(tmp_path / "head"), "--json").out)
+    inspected = json.loads(run("inspect", head.save(tmp_path / "head"), "--json").stdout)
     assert inspected["vocabulary_map"] == "target ids"
     assert "peagle-vllm convert" in inspected["problems"][0]["line"]
-    assert run(monkeypatch, "convert", tmp_path / "head", tmp_path / "out").code == 0
+    assert run("convert", tmp_path / "head", tmp_path / "out").exit_code == 0
     written = tensors(tmp_path / "out")
     assert torch.equal(written["d2t"], offsets) and torch.equal(written["t2d"], t2d)
 
 
-def test_the_target_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    target = tmp_path / "target"
-    target.mkdir()
-    (target / "config.json").write_text(
-        json.dumps({"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": TARGET.num_layers})
-    )
-    head = writers.aws().save(tmp_path / "head")
-    ran = run(monkeypatch, "convert", head, tmp_path / "out", "--to", "speculators", "--target", target)
-    assert (ran.code, ran.err) == (0, "")
+def test_the_target_is_written_down(tmp_path: Path):
+    target, head = write_target(tmp_path / "target"), writers.aws().save(tmp_path / "head")
+    ran = run("convert", head, tmp_path / "out", "--to", "speculators", "--target", target)
+    assert (ran.exit_code, ran.stderr) == (0, "")
     read = read_head(tmp_path / "out")
     assert read.aux_layer_ids == tuple(AUX[3])
     assert read.config["speculators_config"]["verifier"]["name_or_path"] == str(target)
     assert check_pair(read, TARGET, num_speculative_tokens=5) == []
 
 
-def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_overwritten(tmp_path: Path):
     head = writers.aws().save(tmp_path / "head")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     for out in (head, tmp_path / "empty", tmp_path / "dangling", head / "config.json", tmp_path):
-        assert "exists; name a folder that does not" in only_line(run(monkeypatch, "convert", head, out))
-    assert "is not a folder; make it first" in only_line(run(monkeypatch, "convert", head, tmp_path / "a" / "b"))
+        assert "exists; name a folder that does not" in only_line(run("convert", head, out))
+    assert "is not a folder; make it first" in only_line(run("convert", head, tmp_path / "a" / "b"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "empty", "head"]
 
 
@@ -164,7 +157,7 @@ app()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_killed_convert_leaves_no_half_result(how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_killed_convert_leaves_no_half_result(how: signal.Signals, tmp_path: Path):
     head, out = writers.aws().save(tmp_path / "head"), tmp_path / "out"
     # A job in the background starts its children with SIGINT ignored, and they would keep to that.
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -179,5 +172,5 @@ def test_a_killed_convert_leaves_no_half_result(how: signal.Signals, tmp_path: P
     assert not out.exists()
     assert len(list(tmp_path.glob(".*.partial"))) == (how == signal.SIGKILL)
     # The next convert removes what is left, writes, and leaves nothing else.
-    assert run(monkeypatch, "convert", head, out).code == 0
+    assert run("convert", head, out).exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "out"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from peagle_tools.convert.draft_vocab import choose, needed_ids
 from peagle_tools.shared.prompts import read_tokenizer
@@ -16,7 +16,8 @@ from peagle_vllm.heads import convert
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
 from peagle_vllm.heads.target import read_target
-from tests.inspect.running import only_line, run
+from tests.support.command import only_line, run
+from tests.support.dialects import edit
 from tests.support.models import PEAGLE, TARGET, heldout
 from tests.support.random_heads import HeadSpec, write_pair
 
@@ -78,19 +79,19 @@ def test_what_any_text_needs_is_kept_then_what_is_said_most(answered: bool):
     assert vocab.coverage == pytest.approx(np.mean([i in chosen for i in held])) and vocab.coverage < 1
 
 
-def test_the_command_writes_it_and_says_what_it_covers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_writes_it_and_says_what_it_covers(tmp_path: Path):
     file = tmp_path / "text.jsonl"
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
     options = ("--target", TARGET, "--text", file, "--draft-vocab")
-    ran = run(monkeypatch, "convert", PEAGLE, tmp_path / "out", *options, 300)
-    assert (ran.code, ran.err) == (0, "") and read_head(tmp_path / "out").draft_vocab_size == 300
-    assert re.search(r"\n300 of 512 draft tokens: \d+\.\d% of held-out text\n", ran.out)
+    ran = run("convert", PEAGLE, tmp_path / "out", *options, 300)
+    assert (ran.exit_code, ran.stderr) == (0, "") and read_head(tmp_path / "out").draft_vocab_size == 300
+    assert re.search(r"\n300 of 512 draft tokens: \d+\.\d% of held-out text\n", ran.stdout)
     for wrong, line in (
         (("--draft-vocab", 300, "--target", TARGET), "--draft-vocab N, --text FILE and --target TARGET go together"),
         ((*options, 512), "--draft-vocab is 512, "),
         ((*options, 262), "but 263 special tokens, bytes and digits are kept; give more"),
     ):
-        assert line in only_line(run(monkeypatch, "convert", PEAGLE, tmp_path / "none", *wrong))
+        assert line in only_line(run("convert", PEAGLE, tmp_path / "none", *wrong))
     assert not (tmp_path / "none").exists()
 
 
@@ -98,23 +99,21 @@ def test_the_command_writes_it_and_says_what_it_covers(tmp_path: Path, monkeypat
     ("spec", "line"),
     [(HeadSpec(own_lm_head=False), "no lm_head of its own"), (HeadSpec(selector=True), "has a selector")],
 )
-def test_what_cannot_be_trimmed(spec: HeadSpec, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_trimmed(spec: HeadSpec, line: str, tmp_path: Path):
     target, head = write_pair(tmp_path, spec)
     (tmp_path / "text").write_text("some text\n")
     options = ("--draft-vocab", 100, "--target", target, "--text", tmp_path / "text")
-    assert line in only_line(run(monkeypatch, "convert", head, tmp_path / "out", *options))
+    assert line in only_line(run("convert", head, tmp_path / "out", *options))
 
 
-def test_nothing_is_left_of_a_broken_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_left_of_a_broken_head(tmp_path: Path):
     """Not even where the row that is broken would be left out."""
     target, folder = write_pair(tmp_path)
     for file in TARGET.glob("tokenizer*"):
         (target / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(folder / "model.safetensors")
-    tensors["lm_head.weight"][-1, 3] = float("nan")
-    save_file(tensors, folder / "model.safetensors")
+    edit(folder, lambda head: head.tensors["lm_head.weight"][-1, 3].fill_(torch.nan))
     (tmp_path / "text").write_text("some text\n")
     options = ("--draft-vocab", 300, "--target", target, "--text", tmp_path / "text")
-    ran = run(monkeypatch, "convert", folder, tmp_path / "out", *options)
-    assert ran.code in (1, 2) and "lm_head.weight holds NaN or Inf" in ran.err
+    ran = run("convert", folder, tmp_path / "out", *options)
+    assert ran.exit_code in (1, 2) and "lm_head.weight holds NaN or Inf" in ran.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "target", "text"]

@@ -11,23 +11,23 @@ import torch
 from peagle_vllm.heads import check_weights
 from tests.heads import writers
 from tests.heads.writers import FOREIGN, HIDDEN, SERVED, VOCAB
-from tests.inspect.running import only_line, run
+from tests.support.command import only_line, run
 from tests.support.models import PEAGLE, TARGET
 
 
-def inspected(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict:
-    ran = run(monkeypatch, "inspect", "--json", *arguments)
-    assert ran.err == ""
-    data = json.loads(ran.out)
-    assert ran.code == (0 if data["fit"] else 1)
+def inspected(*arguments: object) -> dict:
+    ran = run("inspect", "--json", *arguments)
+    assert ran.stderr == ""
+    data = json.loads(ran.stdout)
+    assert ran.exit_code == (0 if data["fit"] else 1)
     return data
 
 
 @pytest.mark.parametrize("name", SERVED | FOREIGN)
-def test_facts_of_every_dialect(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_facts_of_every_dialect(name: str, tmp_path: Path):
     head = (SERVED | FOREIGN)[name]()
     head.save(tmp_path / "head")
-    data = inspected(monkeypatch, tmp_path / "head")
+    data = inspected(tmp_path / "head")
     forms = {"aws": "identity", "speculators-reduced": "offsets"}
     assert name not in forms or data["vocabulary_map"] == forms[name]
     assert (data["layers"], data["hidden_size"], data["vocab_size"]) == (2, HIDDEN, VOCAB)
@@ -37,10 +37,10 @@ def test_facts_of_every_dialect(name: str, tmp_path: Path, monkeypatch: pytest.M
     assert data["fit"] is (name != "specforge")
 
 
-def test_the_table_of_a_shipped_head(monkeypatch: pytest.MonkeyPatch):
-    ran = run(monkeypatch, "inspect", PEAGLE, "--target", TARGET)
-    assert (ran.code, ran.err) == (0, "")
-    words = " ".join(ran.out.split())
+def test_the_table_of_a_shipped_head():
+    ran = run("inspect", PEAGLE, "--target", TARGET)
+    assert (ran.exit_code, ran.stderr) == (0, "")
+    words = " ".join(ran.stdout.split())
     for fact in (
         "layers 4",
         "aux layers [2, 5, 7] aux key eagle_aux_hidden_state_layer_ids",
@@ -52,23 +52,23 @@ def test_the_table_of_a_shipped_head(monkeypatch: pytest.MonkeyPatch):
         "fits ",
     ):
         assert fact in words
-    facts = [line for line in ran.out.splitlines() if "--speculative-config" not in line and "fits" not in line]
+    facts = [line for line in ran.stdout.splitlines() if "--speculative-config" not in line and "fits" not in line]
     assert max(map(len, facts)) <= 80
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_every_number_is_looked_at(value: float, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_number_is_looked_at(value: float, dtype: torch.dtype, tmp_path: Path):
     head = writers.speculators()
     head.tensors = {name: tensor.to(dtype) for name, tensor in head.tensors.items()}
     head.tensors["layers.1.mlp.down_proj.weight"][3, 5] = value
     head.save(tmp_path / "head")
-    (problem,) = inspected(monkeypatch, tmp_path / "head")["problems"]
+    (problem,) = inspected(tmp_path / "head")["problems"]
     assert problem["line"].startswith("layers.1.mlp.down_proj.weight holds NaN or Inf: ")
 
 
 @pytest.mark.parametrize("template", ["tokenizer_config.json", "chat_template.jinja"])
-def test_the_mask_token_by_the_targets_tokenizer(template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_mask_token_by_the_targets_tokenizer(template: str, tmp_path: Path):
     target = tmp_path / "target"
     target.mkdir()
     config = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_hidden_layers": 8, "eos_token_id": [3, 60]}
@@ -81,7 +81,7 @@ def test_the_mask_token_by_the_targets_tokenizer(template: str, tmp_path: Path, 
     for number, (text, kind) in (wanted | {5: ("the", "ordinary"), 7: (None, "unused")}).items():
         head = writers.speculators()
         head.config["mask_token_id"] = number
-        data = inspected(monkeypatch, head.save(tmp_path / "head"), "--target", target)
+        data = inspected(head.save(tmp_path / "head"), "--target", target)
         assert (data["mask_token"], data["mask_token_text"], data["mask_token_kind"]) == (number, text, kind)
         warned = [p["line"] for p in data["problems"] if p["severity"] == "warning"]
         assert len(warned) == (kind in ("in use", "ordinary"))
@@ -90,20 +90,20 @@ def test_the_mask_token_by_the_targets_tokenizer(template: str, tmp_path: Path, 
 def test_a_plain_model_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its weights, which may be hundreds of gigabytes, are not read."""
     monkeypatch.setattr(check_weights, "read_tensor", None)
-    ran = run(monkeypatch, "inspect", TARGET)
-    assert (ran.code, ran.err) == (1, "")
-    assert f"unfit    {TARGET} is a target, not a head; name a head, and this model as --target" in ran.out
+    ran = run("inspect", TARGET)
+    assert (ran.exit_code, ran.stderr) == (1, "")
+    assert f"unfit    {TARGET} is a target, not a head; name a head, and this model as --target" in ran.stdout
     config = json.loads((TARGET / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "with pictures", "text_config": config}))
-    assert f"{tmp_path} is a target, not a head" in only_line(run(monkeypatch, "inspect", tmp_path))
+    assert f"{tmp_path} is a target, not a head" in only_line(run("inspect", tmp_path))
 
 
-def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_read_is_one_line(tmp_path: Path):
     config = tmp_path / "config.json"
     config.write_text("{")
-    assert "config.json is not valid JSON" in only_line(run(monkeypatch, "inspect", tmp_path))
+    assert "config.json is not valid JSON" in only_line(run("inspect", tmp_path))
     config.write_text("{}")
-    line = only_line(run(monkeypatch, "inspect", PEAGLE, "--target", tmp_path))
+    line = only_line(run("inspect", PEAGLE, "--target", tmp_path))
     assert line == f"peagle-vllm: target: hidden_size is missing: {config}; add it"
 
 

@@ -33,7 +33,6 @@ from tests.support.batches import MASK_TOKEN, Request, build
 from tools import interpreter
 
 on_each = pytest.mark.parametrize("arch", [90, 100], ids=lambda arch: f"sm_{arch}")
-dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 
 
 class AheadOfTime:
@@ -115,7 +114,7 @@ def test_prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, wid
 
 @on_each
 @pytest.mark.parametrize("width", [2880, 2056, 129], ids=["real", "multiple of 8", "no multiple of 8"])
-@dtypes
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_gather_hidden(arch, dtype, width):
     rows, row_map = torch.empty(4, width, dtype=dtype), torch.zeros(4, dtype=torch.int32)
     stores = stores_of(arch, gather_hidden_triton, rows, rows.clone(), rows[0].clone(), row_map)

@@ -20,7 +20,6 @@ from tests.sampling.statistics import limited
 from tests.support.batches import KERNEL_DEVICE, POISON, moved
 
 VOCAB, DRAFT_VOCAB = 97, 61
-HIDDEN = 24
 SHAPES = {
     "k": st.sampled_from([1, 2, 3, 5, 7, 11, 18]),
     "num_reqs": st.integers(1, 4),

@@ -12,16 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import PEAGLE, TARGET
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def clean() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+from tests.support.serving import ROOT
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess:
-    done = subprocess.run([str(c) for c in command], cwd=cwd, env=clean(), capture_output=True, text=True, timeout=300)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run([*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -49,15 +45,6 @@ def test_contents(wheel: Path) -> None:
 
 
 SERVE = f"""
-import os
-os.environ.update(
-    VLLM_LOGGING_LEVEL="ERROR",
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    VLLM_USE_V2_MODEL_RUNNER="0",
-    VLLM_NO_USAGE_STATS="1",
-    HF_HUB_OFFLINE="1",
-    OMP_NUM_THREADS="1",
-)
 from vllm import LLM, SamplingParams
 head = {{"method": "eagle3", "model": {str(PEAGLE)!r}, "num_speculative_tokens": 3, "parallel_drafting": True}}
 llm = LLM({str(TARGET)!r}, speculative_config=head, dtype="float32", enforce_eager=True, max_model_len=64,

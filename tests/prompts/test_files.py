@@ -14,7 +14,6 @@ from peagle_tools.shared.prompt_files import read_conversations, read_prompts
 
 HI = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "be brief"}
-ANSWER = {"role": "assistant", "content": "hello"}
 PARTS = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]
 SHARED = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}, {"from": "human", "value": "more"}]
 ASKED = ["hi", "hello", "more"]
@@ -34,7 +33,6 @@ ROWS = {
     "a list as prompt": ({"prompt": [HI]}, ["hi"]),
     "MT-Bench": ({"question_id": 81, "turns": ["one?", "two?"]}, ["one?"]),
     "run-batch": ({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": chat(HI)}, ["hi"]),
-    "GSM8K": ({"question": "1 + 1?", "answer": "2"}, ["1 + 1?"]),
     "Alpaca": ({"instruction": "add", "input": "1, 1", "output": "2"}, ["add\n\n1, 1"]),
     "context that is no text": ({"instruction": "add", "context": ["a", "b"]}, ["add"]),
     "Nemotron": ({"input": [HI], "output": "hello"}, ["hi"]),
@@ -61,10 +59,8 @@ FILES = {
     "lines.jsonl": b'{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n',
     "bom.jsonl": b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "b"}',
     "array.json": b'\n[{"prompt": "a"},\n {"prompt": "b"}]\n',
-    "array.jsonl": b'[{"prompt": "a"}, {"prompt": "b"}]',
     "array": b'[\n {"prompt": "a"}, {"prompt": "b"}]',
     "no suffix": b"a\nb\n",
-    "lines.json": b'{"prompt": "a"}\n{"prompt": "b"}\n',
     "mixed.txt": b'a\n{"prompt": "b"}\n',
     "mac.txt": b"a\rb\r",
 }
@@ -113,35 +109,22 @@ IN_TEMPLATES = {
     "HH": "\n\nHuman: hi\n\nAssistant: hello",
 }
 REFUSED = {
-    **{
-        f"template of {name}": ({"text": text}, "is in a chat template already (")
-        for name, text in IN_TEMPLATES.items()
-    },
+    **{f"template of {name}": ({"text": text}, "in a chat template already (") for name, text in IN_TEMPLATES.items()},
     "a template in a turn": (chat({"role": "user", "content": CONTROL}), f"already ({CONTROL}); write its turns as"),
     "list": ([1], "is a list;"),
     "no key": ({"id": 7, "foo": "x"}, 'no text as "prompt" and no turns as "messages", but "id", "foo"; write one of'),
     "empty object": ({}, "but nothing;"),
     "prompt of a number": ({"prompt": 7}, "a turn of the user whose content is a number; write text"),
     "empty prompt": ({"prompt": " \n"}, "a turn of the user that is empty;"),
-    "token ids": ({"prompt": [1, 2]}, "has a turn that is a number; write"),
     "list of texts": ({"prompt": ["a", "b"]}, "has a turn that is text;"),
     "messages of text": ({"messages": "hi"}, 'no turns as "messages", but "messages"; write one of them'),
     "turn without role": (chat({"content": "hi"}), "a turn with the role None; write system, user or assistant"),
     "unknown role": (chat({"role": "critic", "content": "hi"}), "a turn with the role 'critic';"),
     "empty parts": (chat({"role": "user", "content": []}), "whose content is an empty list;"),
-    "null answer": (
-        chat(HI, {"role": "assistant", "content": None}, HI),
-        "a turn of the assistant whose content is null;",
-    ),
-    "image": (
-        chat({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
-        "that is 'image_url'; only text",
-    ),
+    "null answer": (chat({"role": "assistant", "content": None}), "a turn of the assistant whose content is null;"),
+    "image": (chat({"role": "user", "content": [{"type": "image_url"}]}), "that is 'image_url'; only text"),
     "image next to text": ({"prompt": "what is this?", "image": "a.png"}, 'has "image"; only text is taken'),
-    "tool call": (
-        chat(HI, {"role": "assistant", "content": None, "tool_calls": [{}]}),
-        'has "tool_calls"; only text',
-    ),
+    "tool call": (chat({"role": "assistant", "content": None, "tool_calls": [{}]}), 'has "tool_calls"; only text'),
     "tool": (chat(HI, {"role": "tool", "content": "1"}), "the role 'tool'; write system"),
     "tools": (chat(HI, tools=[{"type": "function"}]), 'has "tools";'),
     "history": ({"instruction": "and?", "history": [["hi", "hello"]]}, 'has "history"; only text'),
@@ -170,10 +153,7 @@ UNREADABLE = {
     "array.json": (b'[{"prompt": "a"},\n{"prompt"}]', ":2 is not valid JSON (Expecting ':'"),
     "deep.jsonl": (b"[" * 200_000, " is not valid JSON"),
     "wrong.json": (b'[{"prompt": "a"}, 7]', ": entry 2 is a number;"),
-    "columns.json": (
-        b'{"data": [{"prompt": "a"}]}',
-        ':1 has no text as "prompt" and no turns as "messages", but "data"',
-    ),
+    "columns.json": (b'{"data": [{"prompt": "a"}]}', ':1 has no text as "prompt" and no turns as "messages"'),
 }
 
 

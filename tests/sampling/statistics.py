@@ -45,11 +45,6 @@ class Tally:
             setattr(self, name, getattr(self, name) + float((drawn - mean).sum()))
             setattr(self, f"{name}_variance", getattr(self, f"{name}_variance") + float(variance.sum()))
 
-    def __iadd__(self, other: "Tally") -> "Tally":
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-        return self
-
     @property
     def z(self) -> tuple[float, float]:
         """z-scores of log p and of p. Positive: likely tokens come too often (temperature too low)."""

@@ -1,15 +1,13 @@
 """Recording in a running engine: what the served drafter proposed, and the target's own tokens."""
 
-import json
 import math
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from peagle_tools.shared import engines
 from peagle_tools.sharpen import record
@@ -17,6 +15,7 @@ from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace
 from peagle_vllm.heads.head import read_head, target_ids
 from tests.conftest import ARM
 from tests.support import recorder
+from tests.support.dialects import read
 from tests.support.engines import Engine, Settings, engine
 from tests.support.models import PEAGLE_REDUCED, TARGET, prompt_token_ids
 from tests.support.random_heads import write_selector
@@ -30,15 +29,6 @@ NUM_REQUESTS, MAX_TOKENS, BUDGET = (2, 14, 64) if ARM == "plugin-v2" else (6, 40
 PROMPT_TOKENS = 60
 
 
-class Recorded(NamedTuple):
-    """A trace, what the target answered, what vLLM's scheduler counted meanwhile, and every draft."""
-
-    trace: CandidateTrace
-    answers: dict[str, record.RecordedAnswer]
-    counts: list[tuple[int, int]]
-    drafts: list[recorder.Row]
-
-
 class Live(engines.Pair):
     """A pair whose engine runs already."""
 
@@ -46,7 +36,8 @@ class Live(engines.Pair):
         return nullcontext(self.arguments["llm"])
 
 
-def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A trace, what the target answered, what vLLM's scheduler counted meanwhile, and every draft."""
     traces: list[CandidateTrace] = []
     answers: dict[str, record.RecordedAnswer] = {}
     counts: list[tuple[int, int]] = []
@@ -69,23 +60,22 @@ def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Rec
     live.drafter.observer = None
     written = CandidateTrace.load(folder / "000000.safetensors")  # hidden states in bfloat16
     assert torch.equal(written.tokens, traces[0].tokens) and torch.equal(written.ids, traces[0].ids)
-    return Recorded(traces[0], answers, counts, noted.rows)
+    return traces[0], answers, counts, noted.rows
 
 
 def test_recorded_drafts_are_those_that_were_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     live = engine(Settings(TARGET, PEAGLE_REDUCED, k=K, token_budget=BUDGET))
-    noted = recorded(live, tmp_path, monkeypatch)
-    trace, num_answers = noted.trace, len(noted.answers)
+    trace, answers, counts, _ = recorded(live, tmp_path, monkeypatch)
     assert trace.ids.shape[1:] == (K, M) and trace.hidden.shape[1:] == (K, 128)
     assert (trace.logits[..., :-1] >= trace.logits[..., 1:]).all()
     assert set(trace.prompt.tolist()) == set(range(NUM_REQUESTS))
     accepted = trace.accepted(None, torch.from_numpy(target_ids(read_head(PEAGLE_REDUCED))))
     # Every draft but those of each answer's last step was verified; at the very end the scheduler counts tokens that
     # the answer has no room for.
-    assert len(accepted) - num_answers <= len(noted.counts) <= len(accepted)
+    assert len(accepted) - len(answers) <= len(counts) <= len(accepted)
     whole = (trace.tokens != UNKNOWN).all(-1)
-    assert abs(int(accepted.sum()) - sum(count for _, count in noted.counts)) <= int((~whole).sum()) * K
-    assert int(accepted.sum()) > num_answers
+    assert abs(int(accepted.sum()) - sum(count for _, count in counts)) <= int((~whole).sum()) * K
+    assert int(accepted.sum()) > len(answers)
 
 
 def write_int8(folder: Path) -> None:
@@ -96,13 +86,13 @@ def write_int8(folder: Path) -> None:
     how = QuantizationConfig(
         config_groups={"group_0": scheme}, format="int-quantized", ignore=["re:.*fc$"], quantization_status="compressed"
     )
-    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
-    config["transformer_layer_config"]["quantization_config"] = how.model_dump(mode="json", exclude_none=True)
+    head = read(folder)
+    head.layer_config["quantization_config"] = how.model_dump(mode="json", exclude_none=True)
+    tensors = head.tensors
     for name in [name for name in tensors if name.endswith("_proj.weight") or name == "lm_head.weight"]:
         scale = tensors[name].float().abs().amax(1, keepdim=True) / 127
         tensors[name], tensors[f"{name}_scale"] = (tensors[name] / scale).round().to(torch.int8), scale
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    head.save(folder)
 
 
 @pytest.mark.parametrize("quantized", [False, True])
@@ -110,19 +100,15 @@ def test_a_reduced_head_with_a_selector_walks_over_its_candidates(
     quantized: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Each draft is the reference's choice, row by row, among the candidates that this very head was recorded with."""
-    # On a CPU with AMX vLLM takes an int8 kernel that has no float32.
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     shutil.copytree(PEAGLE_REDUCED, tmp_path / "head")
     if quantized:
         write_int8(tmp_path / "head")
     head = read_head(tmp_path / "head")
     folder = write_selector(tmp_path / "head", torch.Generator().manual_seed(0), candidates=M)
     live = engine(Settings(TARGET, folder, k=K, token_budget=BUDGET))
-    noted = recorded(live, tmp_path, monkeypatch)
-    trace, answers = noted.trace, noted.answers
-    drafts = [  # those in the trace
-        row for row in noted.drafts if answers[row.req].num_prompt < row.p_last + 2 < len(answers[row.req].tokens)
-    ]
+    trace, answers, _, rows = recorded(live, tmp_path, monkeypatch)
+    # Those in the trace.
+    drafts = [row for row in rows if answers[row.req].num_prompt < row.p_last + 2 < len(answers[row.req].tokens)]
     weights = {
         name.rpartition("candidate_selector.")[2]: w
         for name, w in load_weights(folder / "edge", ROUND["float32"]).items()

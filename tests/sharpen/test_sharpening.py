@@ -26,8 +26,8 @@ from peagle_vllm.heads.files import SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import read_selector_config
 from peagle_vllm.heads.target import read_target
-from tests.inspect.running import Ran, only_line, run
 from tests.sharpen.traces import traced
+from tests.support.command import Result, only_line, run
 from tests.support.models import PEAGLE, TARGET, heldout
 
 
@@ -66,13 +66,13 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Engines:
 
 
 @pytest.fixture
-def sharpen(tmp_path: Path, fakes: Engines, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+def sharpen(tmp_path: Path, fakes: Engines) -> Callable[..., Result]:
     """The command, on the shipped tiny pair, with K = 3."""
     (tmp_path / "prompts.txt").write_text("".join(f"question {i}\n" for i in range(60)))
 
-    def start(*more: object, head: Path = PEAGLE, out: str = "out") -> Ran:
+    def start(*more: object, head: Path = PEAGLE, out: str = "out") -> Result:
         options = ("--target", TARGET, "--prompts", tmp_path / "prompts.txt", "-k", 3, *more)
-        return run(monkeypatch, "sharpen", head, tmp_path / out, *options)
+        return run("sharpen", head, tmp_path / out, *options)
 
     return start
 
@@ -83,7 +83,7 @@ def left(folder: Path) -> list[str]:
 
 def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callable, fakes: Engines):
     ran = sharpen()
-    assert ran.code == 0, ran.err
+    assert ran.exit_code == 0, ran.stderr
     assert left(tmp_path) == ["out"]
     out = tmp_path / "out"
     assert check_pair(read_head(out), read_target(str(TARGET)), num_speculative_tokens=3) == []
@@ -95,7 +95,7 @@ def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callab
     assert (selector_config["selector_rank"], selector_config["selector_top_k"]) == (64, 16)
     tensors = load_file(out / SELECTOR_FOLDER / "model.safetensors")
     assert all(tensor.dtype == torch.bfloat16 for name, tensor in tensors.items() if "scale" not in name)
-    words = " ".join(ran.out.split())
+    words = " ".join(ran.stdout.split())
     assert "4,000 drafts recorded" in words and "wrote" in words
     assert "K = 3, held-out prompts: AL 1.810 before, 2.010 after (+11.0%), a gain of 0.200 ± 0.000" in words
     assert fakes.measured == [(False, 3), (True, 3)]
@@ -106,15 +106,15 @@ def test_a_read_only_head_is_sharpened(tmp_path: Path, sharpen: Callable):
     head = shutil.copytree(PEAGLE, tmp_path / "head")
     for file in head.iterdir():
         file.chmod(0o444)
-    assert sharpen(head=head).code == 0
+    assert sharpen(head=head).exit_code == 0
     assert all(file.stat().st_mode & 0o200 for file in (tmp_path / "out").iterdir())
 
 
 def test_what_is_no_better_is_not_written(tmp_path: Path, sharpen: Callable, fakes: Engines):
     fakes.gain = 0.0
     ran = sharpen()
-    assert ran.code == 1
-    assert f"no better than {PEAGLE} on held-out prompts: nothing is written" in ran.err
+    assert ran.exit_code == 1
+    assert f"no better than {PEAGLE} on held-out prompts: nothing is written" in ran.stderr
     assert left(tmp_path) == []
 
 
@@ -138,15 +138,12 @@ def test_unusable_input_is_one_line(tmp_path: Path, sharpen: Callable):
 def test_a_full_disk_is_one_line(file: str, tmp_path: Path, sharpen: Callable, monkeypatch: pytest.MonkeyPatch):
     """While the trace or the selector is written."""
 
-    def fills(original: Callable) -> Callable:
-        def write(path: Path, *args: Any, **more: Any) -> int:
-            if file in path.name:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return original(path, *args, **more)
+    def write(path: Path, data: bytes, original: Callable = Path.write_bytes) -> int:
+        if file in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(path, data)
 
-        return write
-
-    monkeypatch.setattr(Path, "write_bytes", fills(Path.write_bytes))
+    monkeypatch.setattr(Path, "write_bytes", write)
     assert "cannot be written (No space left on device)" in only_line(sharpen())
     assert left(tmp_path) == []
 
@@ -179,7 +176,7 @@ def test_the_engines_process_ends_with_the_command(tmp_path: Path, how: signal.S
 
 
 @pytest.mark.full
-def test_the_shipped_pair_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_shipped_pair_for_real(tmp_path: Path):
     """120 prompts are too few to gain much: what counts is that vLLM records, serves and measures."""
     texts = [json.dumps({"prompt": text[:size]}) for size in (400, 120) for text in heldout()][:128]
     file, aside = tmp_path / "prompts.jsonl", tmp_path / "aside.jsonl"
@@ -188,10 +185,10 @@ def test_the_shipped_pair_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     out = tmp_path / "out"
     options = ("--target", TARGET, "--prompts", file, "--held-out", aside, "-k", 3, "--max-tokens", 32)
     engine = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20}
-    ran = run(monkeypatch, "sharpen", PEAGLE, out, *options, "--engine", json.dumps(engine))
-    assert ran.code in (0, 1), ran.err
-    drafts, before, after = re.search(r"^(\d+|\d,\d+) drafts .*AL (\S+) before, (\S+) after", ran.out, re.S).groups()
+    ran = run("sharpen", PEAGLE, out, *options, "--engine", json.dumps(engine))
+    assert ran.exit_code in (0, 1), ran.stderr
+    drafts, before, after = re.search(r"^(\d+|\d,\d+) drafts .*AL (\S+) before, (\S+) after", ran.stdout, re.S).groups()
     assert int(drafts.replace(",", "")) > 800 and 2 < float(before) < 4 and 2 < float(after) < 4
-    assert out.exists() == (ran.code == 0)
-    if ran.code == 0:
+    assert out.exists() == (ran.exit_code == 0)
+    if ran.exit_code == 0:
         assert read_selector_config(read_head(out).config, "") is not None

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,17 +56,15 @@ class Tally:
                 self.wrong.append(f"question {ask.known} ({ask.kind}): {answer}, unspeculated {right[ask.known]}")
 
 
-@contextmanager
-def serving(runner: str, port: int, speculated: bool = True) -> Iterator[Server]:
+def serving(runner: str, port: int, speculated: bool = True) -> AbstractContextManager[Server]:
     """The example's server, with a KV cache too small for its requests; or one without a head."""
     pair = ["--config", "examples/pairs/tiny.yaml"] if speculated else NO_SPECULATION
-    start = ["tests/soak/serve_v2.py"] if runner == "V2" else ["-m", "vllm.entrypoints.openai.api_server"]
+    start = ["-m", "tests.soak.serve_v2"] if runner == "V2" else ["-m", "vllm.entrypoints.openai.api_server"]
     command = [sys.executable, *start, *pair, "--host", "127.0.0.1", "--port", str(port)]
     command += [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
     command += ["--structured-outputs-config", JSON_WITHOUT_BLANKS]
     env = environment() | ({"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"} if runner == "V2" else {})
-    with running(command, port, env) as server:
-        yield server
+    return running(command, port, env)
 
 
 def connected(server: Server) -> AsyncOpenAI:

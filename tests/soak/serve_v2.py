@@ -1,10 +1,6 @@
 """vLLM's server on Model Runner V2 without a GPU. Its engine's process imports this file again, before vLLM."""
 
 import runpy
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tools.interpreter import enable
 

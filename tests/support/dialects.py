@@ -5,6 +5,7 @@
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,13 @@ class Written:
 def read(folder: Path) -> Written:
     """A head of one file."""
     return Written(json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors"))
+
+
+def edit(folder: Path, change: Callable[[Written], object]) -> None:
+    """Change a head, or a target, of one file."""
+    written = read(folder)
+    change(written)
+    written.save(folder)
 
 
 def as_aws(head: Written, identity_map: bool = True) -> Written:

@@ -6,7 +6,6 @@ collections over vLLM's million objects, so those are frozen first and collected
 
 import gc
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ import torch
 
 from peagle_vllm import lookup
 from tests.conftest import ARM, HAS_GPU
+from tests.support.dialects import edit
 
 BLOCK_SIZE = 32  # the smallest block of vLLM's CPU attention
 
@@ -87,9 +87,7 @@ def name_target_on_hub(head: Path, target: Path) -> None:
         (cached / "refs/main").write_text(name)
         (cached / "snapshots").mkdir()
         (cached / "snapshots" / name).symlink_to(target.absolute())
-    config = json.loads((head / "config.json").read_text())
-    config["speculators_config"]["verifier"]["name_or_path"] = f"tests/{name}"
-    (head / "config.json").write_text(json.dumps(config))
+    edit(head, lambda h: h.config["speculators_config"]["verifier"].update(name_or_path=f"tests/{name}"))
 
 
 @dataclass(frozen=True)
@@ -143,14 +141,8 @@ class Engine:
         self.settings = settings
         with asynchronous():
             self.llm = LLM(**settings.llm_arguments())
-
-    @property
-    def core(self) -> Any:
-        return self.llm.llm_engine.engine_core.engine_core
-
-    @property
-    def scheduler(self) -> Any:
-        return self.core.scheduler
+        self.core: Any = self.llm.llm_engine.engine_core.engine_core
+        self.scheduler: Any = self.core.scheduler
 
     @property
     def worker(self) -> Any:
@@ -298,12 +290,7 @@ def environment(**variables: str) -> Iterator[None]:
             forget()
 
 
-def on_v1() -> AbstractContextManager[None]:
-    """Engines meanwhile are V1, which needs no interpreter."""
-    return environment(VLLM_USE_V2_MODEL_RUNNER="0")
-
-
 def without_speculation(settings: Settings, requests: Sequence[Request]) -> dict[str, Finished]:
-    """What the target alone answers, on every arm from V1, which is the faster one without a GPU."""
-    with on_v1():
+    """What the target alone answers, on every arm from V1, which needs no interpreter."""
+    with environment(VLLM_USE_V2_MODEL_RUNNER="0"):
         return engine(replace(settings, head=None)).run(requests)

@@ -201,13 +201,8 @@ def _backend_with_graphs(patches: ExitStack, in_place: bool) -> None:
     build = Builder.build
 
     def update_draft_decode_metadata(self: Any, metadata: Any) -> None:
-        common = SimpleNamespace(
-            num_reqs=len(metadata.seq_lens),
-            block_table_tensor=metadata.block_table,
-            **{name: getattr(metadata, name) for name in ("num_actual_tokens", "max_query_len", "max_seq_len")},
-            **{name: getattr(metadata, name) for name in ("query_start_loc", "seq_lens", "slot_mapping", "causal")},
-        )
-        metadata.scheduler_metadata = build(self, 0, common).scheduler_metadata
+        given = {"num_reqs": len(metadata.seq_lens), "block_table_tensor": metadata.block_table} | vars(metadata)
+        metadata.scheduler_metadata = build(self, 0, SimpleNamespace(**given)).scheduler_metadata
 
     def shape(common: Any) -> tuple[int, int]:
         return common.num_reqs, common.num_actual_tokens

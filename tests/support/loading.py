@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 
 from peagle_vllm.patches import validation
 from tests.support.engines import Engine
@@ -40,7 +41,8 @@ def load(live: Engine, head: Path, *, stock: bool = False) -> torch.Tensor:
     with ExitStack() as stack:
         stack.enter_context(patch("time.sleep"))  # vLLM tries twice to read a config
         if stock:
-            stack.enter_context(patch.object(SpeculativeConfig, "__post_init__", _stock(SpeculativeConfig)))
+            own = SpeculativeConfig.__post_init__.__wrapped__
+            stack.enter_context(patch.object(SpeculativeConfig, "__post_init__", own))
         spec = SpeculativeConfig(
             target_model_config=base.model_config, target_parallel_config=base.parallel_config, **arguments
         )
@@ -57,18 +59,10 @@ def load(live: Engine, head: Path, *, stock: bool = False) -> torch.Tensor:
             return model.compute_logits(hidden)
 
 
-def _stock(config: Any) -> Any:
-    return config.__post_init__.__wrapped__
-
-
 def attend(layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Attention of one sequence, in place of vLLM's ``Attention.forward``."""
-    groups = layer.num_heads // layer.num_kv_heads
     q, k, v = (t.view(len(t), -1, layer.head_size).transpose(0, 1) for t in (query, key, value))
     distance = torch.arange(ROWS)[:, None] - torch.arange(ROWS)
-    hidden = (distance < 0) | (distance >= (layer.sliding_window or ROWS))
-    if layer.attn_type != "decoder":
-        hidden = torch.zeros_like(hidden)
-    scores = q @ k.repeat_interleave(groups, 0).transpose(1, 2) * layer.impl.scale
-    mixed = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v.repeat_interleave(groups, 0)
+    visible = (distance >= 0) & (distance < (layer.sliding_window or ROWS)) | (layer.attn_type != "decoder")
+    mixed = F.scaled_dot_product_attention(q, k, v, visible, scale=layer.impl.scale, enable_gqa=True)
     return mixed.transpose(0, 1).reshape(ROWS, -1)

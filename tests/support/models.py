@@ -25,7 +25,4 @@ def prompt_token_ids() -> list[list[int]]:
 
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     chats = [[{"role": "user", "content": prompt}] for prompt in heldout()]
-    return [
-        tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
-        for chat in chats
-    ]
+    return tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=True, return_dict=False)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,10 +28,7 @@ class Operations(TorchDispatchMode):
         """``function``, in which it is on or off."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            before, self.on = self.on, on
-            try:
+            with patch.object(self, "on", on):
                 return function(*args, **kwargs)
-            finally:
-                self.on = before
 
         return call

@@ -35,29 +35,21 @@ class Row:
 Plant = Callable[[Row], list[int]]
 
 
-def _rows_v1(engine: Engine, kwargs: Mapping[str, Any], drafts: torch.Tensor) -> list[Row]:
-    runner = engine.runner
-    starts = kwargs["common_attn_metadata"].query_start_loc.tolist()
-    rejected = kwargs.get("num_rejected_tokens_gpu")
-    partial = runner.discard_request_mask.np
+def _rows(engine: Engine, kwargs: Mapping[str, Any], drafts: torch.Tensor) -> list[Row]:
+    batch = kwargs.get("input_batch")
+    if batch is None:  # V1
+        batch, starts = engine.runner.input_batch, kwargs["common_attn_metadata"].query_start_loc.tolist()
+        positions, rejected = kwargs["target_positions"], kwargs.get("num_rejected_tokens_gpu")
+        is_partial, sampled = engine.runner.discard_request_mask.np, kwargs["next_token_ids"]
+    else:
+        starts, positions, rejected = batch.query_start_loc_np.tolist(), batch.positions, kwargs["num_rejected"]
+        is_partial, sampled = kwargs["num_sampled"] == 0, kwargs["last_sampled"].flatten()[batch.idx_mapping]
+        drafts = drafts[:, : kwargs.get("num_speculative_tokens")]  # V2 keeps K columns when it wants fewer
     rows = []
     for b, draft in enumerate(drafts.tolist()):
         refused = 0 if rejected is None else int(rejected[b])
-        p_last = int(kwargs["target_positions"][starts[b + 1] - 1]) - refused
-        bonus = None if partial[b] else int(kwargs["next_token_ids"][b])
-        rows.append((runner.input_batch.req_ids[b], p_last, starts[b + 1] - starts[b], refused, bonus, tuple(draft)))
-    return [Row(own_id(req), *rest) for req, *rest in rows]
-
-
-def _rows_v2(batch: Any, kwargs: Mapping[str, Any], drafts: torch.Tensor) -> list[Row]:
-    starts = batch.query_start_loc_np.tolist()
-    drafts = drafts[:, : kwargs.get("num_speculative_tokens")]  # V2 keeps K columns when it wants fewer
-    rows = []
-    for b, draft in enumerate(drafts.tolist()):
-        refused = int(kwargs["num_rejected"][b])
-        p_last = int(batch.positions[starts[b + 1] - 1]) - refused
-        sampled = int(kwargs["num_sampled"][b]) > 0
-        bonus = int(kwargs["last_sampled"].flatten()[int(batch.idx_mapping[b])]) if sampled else None
+        p_last = int(positions[starts[b + 1] - 1]) - refused
+        bonus = None if is_partial[b] else int(sampled[b])
         rows.append(Row(own_id(batch.req_ids[b]), p_last, starts[b + 1] - starts[b], refused, bonus, tuple(draft)))
     return rows
 
@@ -97,8 +89,7 @@ def record(engine: Engine, plant: Plant | None = None, keep_hidden: bool = False
 
     def noted_drafts(named: Mapping[str, Any], drafts: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
         """The drafts that the engine gets."""
-        batch = named.get("input_batch")
-        rows = _rows_v1(engine, named, drafts) if batch is None else _rows_v2(batch, named, drafts)
+        rows = _rows(engine, named, drafts)
         noted.rows.extend(rows)
         if states is not None:
             _keep_hidden(noted, rows, states)

@@ -63,9 +63,8 @@ class Draft:
             tolerance: logits as close as this to the last candidate's, or to the first one's that is none, may be
                 candidates or not.
         """
-        return (
-            self if self.candidate_sampler is None else self.candidate_sampler.draft(self, [bonus, *drafted], tolerance)
-        )
+        sampler = self.candidate_sampler
+        return self if sampler is None else sampler.draft(self, [bonus, *drafted], tolerance)
 
 
 @dataclass(frozen=True)
@@ -241,10 +240,8 @@ class Head:
     ) -> torch.Tensor:
         """[T, hidden] normed output of rows (token, projected hidden state)."""
         s, first = self.stack, "layers.0"
-        embeds, normed = (
-            s.norm(self.embedding[tokens], f"{first}.input_layernorm"),
-            s.norm(hidden, f"{first}.hidden_norm"),
-        )
+        embeds = s.norm(self.embedding[tokens], f"{first}.input_layernorm")
+        normed = s.norm(hidden, f"{first}.hidden_norm")
         residual = normed if self.norm_before_residual else hidden
         both = torch.cat([embeds, normed], dim=-1)
         back = positions[:, None] - positions[None, :]

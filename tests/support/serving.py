@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import psutil
 
@@ -32,13 +31,7 @@ def environment() -> dict[str, str]:
 @dataclass(frozen=True)
 class Server:
     url: str
-    logged: TextIO
     process: psutil.Popen
-
-    def log(self) -> str:
-        """All that the server has written."""
-        log = self.logged.fileno()  # its position is also where the server writes
-        return os.pread(log, os.fstat(log).st_size, 0).decode()
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=30) as response:
@@ -54,23 +47,23 @@ class Server:
 @contextmanager
 def running(command: list[str], port: int, env: dict[str, str], ready: str = "/health") -> Iterator[Server]:
     """Run ``command`` until the block ends; it must answer ``ready`` on ``port`` in time."""
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.NamedTemporaryFile() as log:
         # In a process group of its own, which ``processes.end`` ends.
         process = psutil.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-        server = Server(f"http://127.0.0.1:{port}", log, process)
+        server = Server(f"http://127.0.0.1:{port}", process)
         try:
-            _wait(server, ready, process)
+            _wait(server, ready, Path(log.name))
             yield server
         finally:
             processes.end(process)
 
 
-def _wait(server: Server, ready: str, process: psutil.Popen) -> None:
+def _wait(server: Server, ready: str, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
+    while server.process.poll() is None and time.monotonic() < deadline:
         try:
             server.get(ready)
             return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.25)
-    raise AssertionError(f"the server did not start; it wrote:\n{server.log()[-4000:]}")
+    raise AssertionError(f"the server did not start; it wrote:\n{log.read_text()[-4000:]}")

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools import env, test
-
-ROOT = Path(__file__).resolve().parents[2]
+from tools.env import ROOT
 
 
 def test_torch_is_the_one_that_vllm_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -93,6 +93,9 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -(targets.softmax(-1) * logits.log_softmax(-1)).sum(-1)
 
 
+LOSS = {"ce": (cross_entropy, 1.0)}
+
+
 def step(head: torch.nn.Module, batch: dict[str, Tensor], seed: int, **options: Any) -> tuple[dict, dict, dict]:
     """Loss, metrics and gradients by name of one step."""
     head.zero_grad(set_to_none=True)

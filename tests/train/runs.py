@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, what: Callable[[], objec
     monkeypatch.setattr(Trainer, "_optimizers_step", wrapped)
 
 
-def stop() -> None:
-    """What ends this process's run after the step that it is in."""
-    os.kill(os.getpid(), signal.SIGTERM)
+stop = partial(signal.raise_signal, signal.SIGTERM)  # what ends this process's run after the step that it is in
 
 
 def in_child(work: Callable[..., object], *args: object, env: dict[str, str] | None = None) -> Any:

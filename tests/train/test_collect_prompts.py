@@ -1,6 +1,7 @@
 """Prompts of a data set: no answers, nothing lost in silence."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,10 @@ def test_only_what_systems_and_users_said_is_kept(tmp_path: Path) -> None:
     lines, report = written(tmp_path, rows)
     assert sorted([message["content"] for message in line["messages"]] for line in lines) == [contents, ["Do it."]]
     assert [line["id"] for line in lines] == sorted({line["id"] for line in lines})
-    assert nonzero(report) == {"rows": 4, "duplicates": 1, "kept": 2}
+    assert dict(+Counter(report["rows"])) == {"rows": 4, "duplicates": 1, "kept": 2}
     assert report["unusable rows"] == {
         'has no text as "prompt" and no turns as "messages", but "id"': f"1, first {tmp_path / 'source.jsonl'}:4"
     }
-
-
-def nonzero(report: dict[str, Any]) -> dict[str, int]:
-    return {name: count for name, count in report["rows"].items() if count}
 
 
 def test_a_transcript_in_a_template_is_no_prompt(tmp_path: Path) -> None:
@@ -67,7 +64,7 @@ def test_what_the_target_wrote_is_dropped_by_reason(tmp_path: Path, monkeypatch:
     wrote(monkeypatch, *texts, more=ends)
     lines, report = written(tmp_path, [], from_target=1)
     assert {line["source"] for line in lines} == {"target:1", "target:2", "target:4"}
-    assert nonzero(report) == {
+    assert dict(+Counter(report["rows"])) == {
         "written by the target": 8,
         "not ended": 1,
         "with a special token": 1,
@@ -95,9 +92,8 @@ def test_what_is_near_to_a_measured_prompt_is_dropped(tmp_path: Path, monkeypatc
     write_lines(measured, rows)
     wrote(monkeypatch, *planted, *PROMPTS)
     lines, report = written(tmp_path, [], from_target=1, apart_from=[str(measured)])
-    assert {line["messages"][0]["content"] for line in lines} == {
-        text for text in PROMPTS[1:] if 15 <= len(text) <= 600
-    }
+    usable = {text for text in PROMPTS[1:] if 15 <= len(text) <= 600}
+    assert {line["messages"][0]["content"] for line in lines} == usable
     assert report["rows"]["near to a measured prompt"] > 80
 
 

@@ -1,16 +1,18 @@
 """A step in parts is speculators' flat step: loss, metrics, and the gradient of every weight."""
 
 import json
+import re
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from speculators.losses import resolve_loss_config
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.train.heads import CONFIGS, Shape, batch, cross_entropy, furthest, pair, step
+from tests.support.operations import Operations
+from tests.train.heads import CONFIGS, LOSS, Shape, batch, furthest, pair, step
 
 LIMITS = {"fp32": (torch.float32, 1e-5), "fp64": (torch.float64, 1e-10)}
 # Lengths of documents, supervised positions, padding.
@@ -22,7 +24,6 @@ SEQUENCES = {
     "no-anchor": ([7, 6], [], 2),
 }
 RATIOS = {"all": (1.0, 1.0), "cod": (0.7, 0.2)}
-LOSS = {"ce": (cross_entropy, 1.0)}
 NORMS = ("", "fc_norm", "norm_before_fc")
 GRID = product(SEQUENCES, (2, 4, 8), (1, 7, 999), RATIOS, LIMITS)
 CASES = [
@@ -66,23 +67,16 @@ def test_loss_and_metrics_are_the_librarys() -> None:
         assert furthest(part, wanted_part) < 1e-5
 
 
-class Largest(TorchDispatchMode):
-    """The most numbers in a tensor that an operation returns."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.numbers = max(self.numbers, *sizes, 0)
-        return out
-
-
 def largest(tokens: int, num_depths: int) -> int:
-    given = batch([tokens], [*range(1, tokens)], torch.float32)
-    with Largest() as seen:
+    """The most numbers in a tensor that an operation returns."""
+    given, sizes = batch([tokens], [*range(1, tokens)], torch.float32), set[int]()
+
+    def note(_: Any, values: Any) -> None:
+        sizes.update(leaf.numel() for leaf in tree_leaves(values[2]) if isinstance(leaf, torch.Tensor))
+
+    with Operations(note, on=True):
         step(pair(Shape())[1], given, 0, num_depths=num_depths, chunk_rows=64, loss_config=LOSS)
-    return seen.numbers
+    return max(sizes)
 
 
 def test_no_tensor_grows_with_depths_or_with_the_square_of_tokens() -> None:
@@ -90,24 +84,14 @@ def test_no_tensor_grows_with_depths_or_with_the_square_of_tokens() -> None:
     assert largest(1024, 3) < 2.1 * largest(512, 3)
 
 
-class Attentions(TorchDispatchMode):
-    """How often attention is called."""
-
-    calls = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.calls += str(func).startswith("aten._scaled_dot_product") and "backward" not in str(func)
-        return func(*args, **(kwargs or {}))
-
-
 def test_documents_of_like_sizes_attend_at_once() -> None:
     """Else launches bound a step on a GPU."""
     counts, all_rows = [], {"down_sample_ratio": 1.0, "down_sample_ratio_min": 1.0}
     for documents in ([8, 7], [8, 7] * 10):
         given = batch(documents, [i for i in range(sum(documents)) if i % 15 not in (0, 8)], torch.float32)
-        with Attentions() as attentions:
+        with Operations(lambda op, _: re.match("aten::_scaled_dot_product(?!.*backward)", op.name()), on=True) as seen:
             step(pair(Shape())[1], given, 0, num_depths=4, chunk_rows=999, loss_config=LOSS, **all_rows)
-        counts.append(attentions.calls)
+        counts.append(seen.calls.total())
     assert counts[0] == counts[1] > 0
 
 

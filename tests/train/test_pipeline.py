@@ -2,17 +2,18 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from typer.testing import CliRunner
 
-from peagle_tools.cli import app
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import pipeline as module
 from peagle_tools.train.peagle_yaml import Config, read_config
 from peagle_tools.train.pipeline import SPECULATORS, STEPS, pipeline
+from tests.support.command import run
 from tests.support.models import MODELS, TARGET
 
 NAMES = list(STEPS)
@@ -30,13 +31,8 @@ def end(file: Path, begin: str | None = None, stopped: str = "") -> list[str]:
         if step == stopped:
             raise TryAgain(step)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "do", do)
-        if stopped:
-            with pytest.raises(TryAgain):
-                pipeline(file, read_config(file), begin)
-        else:
-            pipeline(file, read_config(file), begin)
+    with patch.object(module, "do", do), pytest.raises(TryAgain) if stopped else nullcontext():
+        pipeline(file, read_config(file), begin)
     return ran
 
 
@@ -80,7 +76,7 @@ def test_another_speculators_is_refused(file: Path, monkeypatch: pytest.MonkeyPa
     for requirements in ("pyproject.toml", "requirements/train.txt"):
         assert f"speculators=={SPECULATORS}" in (MODELS.parent / requirements).read_text()
     monkeypatch.setattr(module, "version", lambda _: "0.10.0")
-    ended = CliRunner().invoke(app, ["train", "data", str(file)])
+    ended = run("train", "data", file)
     assert ended.exit_code == 2
     assert ended.stderr.startswith("peagle-vllm: speculators 0.10.0 is installed, and training")
     assert f"pip install --no-deps speculators=={SPECULATORS} hs-connectors=={SPECULATORS}\n" in ended.stderr
@@ -146,7 +142,7 @@ def test_a_target_is_enough(tmp_path: Path) -> None:
     for change in ({"from_target": 10}, {"sampling": {"top_p": 1}}, {"apart_from": []}):
         with pytest.raises(ToolError, match="prompts was begun with other settings"):
             end(write(**data | change))
-    ended = CliRunner().invoke(app, ["train", "prompts", str(write())])
+    ended = run("train", "prompts", write())
     assert ended.exit_code == 2 and "data.prompts: is empty; name files, or data sets of the hub" in ended.stderr
 
 

@@ -75,12 +75,9 @@ def test_a_selectors_drafts_are_walked(folder: Path, documents: list[dict[str, T
         at, tokens = first, [0, *ids]
         drafts = reference.drafts(tokens, [*range(first, len(ids) - k)], k, document["hidden_states"])
         while at < len(ids) - k:
-            right = 0
-            while (
-                right < k
-                and drafts[at].after(ids[at], ids[at + 1 : at + 1 + right], 0).tokens[right] == (ids[at + 1 + right])
-            ):
-                right += 1
+            truth = ids[at + 1 : at + 1 + k]
+            chosen = drafts[at].after(ids[at], truth, 0).tokens
+            right = next((i for i in range(k) if chosen[i] != truth[i]), k)
             accepted.append(right)
             at += right + 1
     assert (replayed[k].num_drafts, replayed[k].num_accepted) == (len(accepted), sum(accepted))

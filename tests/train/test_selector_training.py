@@ -11,11 +11,10 @@ from torch import Tensor
 
 from peagle_tools.train import selector_training as module
 from peagle_tools.train.selector_training import new_selector
-from tests.train.heads import DRAFT_VOCAB, VOCAB, Shape, batch, cross_entropy, furthest, pair, step
+from tests.train.heads import DRAFT_VOCAB, LOSS, VOCAB, Shape, batch, furthest, pair, step
 from tests.train.runs import new_trainer, toy_run
 
 RANK, CANDIDATES = 4, 8
-LOSS = {"ce": (cross_entropy, 1.0)}
 
 
 def whole_step(
@@ -33,11 +32,8 @@ def whole_step(
     anchor, depth = generate_cod_sample_indices(len(ids), given["loss_mask"], *ratios)
     losses = []
     for row, at in enumerate((anchor + depth).tolist()):
-        if (
-            not given["loss_mask"][0, at]
-            or documents[at : at + 2].count(documents[at]) < 2
-            or ids[at + 1] not in draft_ids
-        ):
+        has_next = documents[at : at + 2] == [documents[at]] * 2
+        if not (given["loss_mask"][0, at] and has_next and ids[at + 1] in draft_ids):
             continue
         truth, logits = draft_ids.index(ids[at + 1]), seen["logits"][row]
         candidates = logits.topk(CANDIDATES).indices.tolist()

@@ -18,14 +18,13 @@ import torch
 from datasets import load_from_disk
 from safetensors.torch import load_file, save, save_file
 from speculators.train import dataloader
-from typer.testing import CliRunner
 
-from peagle_tools.cli import app
 from peagle_tools.shared import processes
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import documents, memory_states, serve, steps
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.peagle_yaml import STAMP, Config, Data, HeadSettings, Step, read_config
+from tests.support.command import run
 from tests.support.models import TARGET, heldout
 from tests.support.serving import NOT_FOR_SERVERS, free_port
 from tests.train.runs import ENGINE, toy_run
@@ -106,13 +105,13 @@ def test_answers_are_the_targets_own(config: Config, target: Any) -> None:
 
 def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> None:
     """By the command, which continues where it was killed."""
-    file, run = tmp_path / "peagle.yaml", tmp_path / "run"
-    out, sampled = run / "prompts.jsonl", run / "prompts.sampled.jsonl"
+    file, folder = tmp_path / "peagle.yaml", tmp_path / "run"
+    out, sampled = folder / "prompts.jsonl", folder / "prompts.sampled.jsonl"
 
     def write(number: int, **more: Any) -> Any:
         data = {"endpoint": config.data.endpoint, "from_target": number, **more}
         file.write_text(json.dumps({"target": str(TARGET), "data": data}))
-        return CliRunner().invoke(app, ["train", "prompts", str(file)])
+        return run("train", "prompts", file)
 
     def wrote(number: int) -> list[dict[str, Any]]:
         ended = write(number)

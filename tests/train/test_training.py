@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from peagle_tools.cli import app
 from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import checkpoints as module
 from peagle_tools.train import cpu, training
 from peagle_tools.train import trainer as trainer_module
 from peagle_tools.train.peagle_yaml import STAMP, read_config
+from tests.support.command import run
 from tests.train.runs import at_step, exit_code, in_child, new_trainer, result, stop, toy_run, train
 
 
@@ -64,7 +63,7 @@ def test_what_a_run_writes(undisturbed: tuple[Path, dict[str, Any]]) -> None:
     assert {name for name in selector if "scale" not in name} == set(master) - set(weights)
     assert all(torch.equal((weights | selector)[name], tensor.bfloat16()) for name, tensor in master.items())
     assert selector["candidate_selector.predecessor_codebook"].any()
-    shown = CliRunner().invoke(app, ["inspect", str(folder), "--target", str(file.parent / "target")])
+    shown = run("inspect", folder, "--target", file.parent / "target")
     assert shown.exit_code == 0 and "selector" in shown.output, shown.output
     al = [json.loads(line) for line in ended["al"].splitlines()]
     assert [(line["step"], line["how"], line["K"]) for line in al] == [*product((6, 12), ["replay"], (1, 2, 3))]
@@ -105,8 +104,8 @@ def test_embeddings_are_trained_unless_told_otherwise(undisturbed: tuple[Path, d
     """speculators' P-EAGLE takes no notice of its own option."""
     file = toy_run(tmp_path / "run", optimizer={"steps": 3}, speculators={"embed_requires_grad": False})
     train(file)
-    for run, is_trained in ((undisturbed[0], True), (file, False)):
-        folder, target = checkpoints(run) / "best", load_file(run.parent / "target/model.safetensors")
+    for yaml, is_trained in ((undisturbed[0], True), (file, False)):
+        folder, target = checkpoints(yaml) / "best", load_file(yaml.parent / "target/model.safetensors")
         embeddings = load_file(folder / "master.safetensors")["embed_tokens.weight"]
         assert torch.equal(embeddings, target["model.embed_tokens.weight"]) != is_trained
         assert json.loads((folder / "config.json").read_text())["embed_requires_grad"] == is_trained
@@ -143,19 +142,16 @@ def test_killed_at_any_point_it_ends_with_the_same_head(
     """In a step; before a checkpoint is on the disk, before it has its name, and as soon as it has it, the last too."""
     file, original = selector_run(tmp_path), module.sync
 
-    def kill() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
     def watched(path: Path) -> None:
         if str(path).endswith(place) and (place != "checkpoints" or (path / f"step-{step}").exists()):
-            kill()
+            signal.raise_signal(signal.SIGKILL)
         original(path)
 
     with monkeypatch.context() as patch:
         if place:
             patch.setattr(module, "sync", watched)
         else:
-            at_step(patch, step, kill)
+            at_step(patch, step, lambda: signal.raise_signal(signal.SIGKILL))
         assert exit_code(in_child(train, file)) == -signal.SIGKILL
     train(file)
     assert result(file) == undisturbed[1]
@@ -258,6 +254,6 @@ def test_refused_in_one_line(tmp_path: Path, mistake: Any, line: str) -> None:
     file = toy_run(tmp_path / "run", **(mistake if isinstance(mistake, dict) else {}))
     if callable(mistake):
         mistake(read_config(file).data_folder)
-    done = CliRunner().invoke(app, ["train", "run", str(file)])
+    done = run("train", "run", file)
     assert done.exit_code == 2 and "Traceback" not in done.output, done.output
     assert done.stderr.count("peagle-vllm: ") == 1 and re.search(line, done.stderr), done.stderr

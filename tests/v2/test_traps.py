@@ -58,9 +58,8 @@ def test_a_profile_run_is_as_large_as_the_largest_step(seqs: int, budget: int, k
     from peagle_vllm.v2.speculator import ParallelEagleSpeculator
 
     config = copy.copy(live.drafter.vllm_config)
-    config.scheduler_config, config.speculative_config = map(
-        copy.copy, (config.scheduler_config, config.speculative_config)
-    )
+    config.scheduler_config = copy.copy(config.scheduler_config)
+    config.speculative_config = copy.copy(config.speculative_config)
     config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens = seqs, budget
     config.speculative_config.num_speculative_tokens = k
     drafter = ParallelEagleSpeculator(config, live.drafter.device, live.runner.req_states)

@@ -1,7 +1,5 @@
 """Building vLLM's whole configuration for a target and a head: no engine, no weights."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,9 +25,3 @@ def refusal(target: Path, head: Path, **changes) -> str:
     line = str(refused.value)
     assert "\n" not in line and line.startswith("P-EAGLE refused: ")
     return line
-
-
-def edit_config(head: Path, edit: Callable[[dict], object]) -> None:
-    config = json.loads((head / "config.json").read_text())
-    edit(config)
-    (head / "config.json").write_text(json.dumps(config))

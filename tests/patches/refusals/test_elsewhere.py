@@ -6,11 +6,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from peagle_vllm.heads.files import HeadError
 from peagle_vllm.patches import head_weights, validation
 from peagle_vllm.serving import RefusedError, is_peagle
-from tests.patches.refusals.configuring import configure, edit_config
+from tests.patches.refusals.configuring import configure
 from tests.support import random_heads as tiny_heads
+from tests.support.dialects import edit
 from tests.support.random_heads import HeadSpec
 
 pytestmark = pytest.mark.arm("plugin-v1")
@@ -23,37 +23,22 @@ def test_a_peagle_head_without_the_flag_is_warned_of(target: Path, tmp_path: Pat
     head = tiny_heads.write_head(tmp_path / fmt, target, HeadSpec(fmt=fmt))
     configure(target, head, parallel_drafting=None)
     (warning,) = warned(str(head))
-    assert (
-        'is served as EAGLE-3, one token a forward: if it is a P-EAGLE head, add "parallel_drafting": true' in warning
-    )
-
-
-@pytest.fixture
-def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The models that our code looks for, on this machine or the hub; it finds none of them."""
-    names: list[str] = []
-
-    def find(model: str, revision: str | None) -> None:
-        names.append(model)
-        raise HeadError("no file and no network")
-
-    monkeypatch.setattr(validation, "find", find)
-    return names
+    assert "is served as EAGLE-3, one token a forward" in warning and 'add "parallel_drafting": true' in warning
 
 
 @pytest.mark.parametrize("method", ["eagle3", "draft_model"])
 @pytest.mark.parametrize("name", ["peagle", "eagle3"])
 def test_what_is_no_peagle_costs_no_file_and_no_request(
-    target: Path, head: Path, searched: list[str], method: str, name: str
+    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, method: str, name: str
 ):
     """Plain EAGLE-3, also of a head that was meant for P-EAGLE."""
     if method == "draft_model":
         head = tiny_heads.write_target(head.parent / "draft")
     elif name == "eagle3":
-        edit_config(head, lambda c: (c.pop("mask_token_id"), c.update(speculators_model_type="eagle3")))
+        edit(head, lambda h: (h.config.pop("mask_token_id"), h.config.update(speculators_model_type="eagle3")))
+    monkeypatch.setattr(validation, "find", None)  # in a folder, the cache or the hub
     config = configure(target, head, method=method, parallel_drafting=None)
     assert config.speculative_config.method == method
-    assert searched == []
 
 
 def other_platform(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
@@ -66,14 +51,14 @@ def other_platform(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
 
 @pytest.mark.parametrize("method", ["eagle3", None])
 def test_another_platform_keeps_its_own_behaviour(
-    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, searched: list[str], method: str | None
+    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, method: str | None
 ):
     """vllm-ascend, for one: its runner is not ours, so nothing is read, checked, opened, extended or replaced."""
     other_platform(monkeypatch, "vllm_ascend.platform")
+    monkeypatch.setattr(validation, "find", None)
     config = configure(target, head, method=method)
     assert config.speculative_config.parallel_drafting and not is_peagle(config)
     assert REFUSAL in config._get_v2_model_runner_unsupported_features()
-    assert searched == []
 
 
 def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch):

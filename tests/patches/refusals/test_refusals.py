@@ -13,8 +13,9 @@ from peagle_vllm import lookup
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.patches import validation
 from peagle_vllm.serving import RefusedError
-from tests.patches.refusals.configuring import configure, edit_config, refusal
+from tests.patches.refusals.configuring import configure, refusal
 from tests.support import random_heads as tiny_heads
+from tests.support.dialects import edit
 from tests.support.engines import name_target_on_hub
 from tests.support.random_heads import MASK_TOKEN, HeadSpec
 
@@ -25,17 +26,17 @@ def test_a_served_head_without_mask_token_id(target: Path, head: Path):
     from vllm.engine.arg_utils import EngineArgs
 
     name_target_on_hub(head, target)
-    edit_config(head, lambda c: c.pop("mask_token_id"))
+    edit(head, lambda h: h.config.pop("mask_token_id"))
     with pytest.raises(RefusedError, match="no mask token id"):
         EngineArgs(model=str(head), skip_tokenizer_init=True).create_engine_config()
 
 
-def test_the_number_of_speculative_tokens_may_be_the_heads_own(target: Path, head: Path):
-    aws = tiny_heads.write_head(head.parent / "aws", target, HeadSpec(fmt="aws"))
-    edit_config(aws, lambda c: c.update(n_predict=4))
-    config = configure(target, aws, num_speculative_tokens=None)
-    assert config.speculative_config.parallel_drafting
-    assert config.speculative_config.num_speculative_tokens == 4
+def test_method_and_number_of_speculative_tokens_may_be_the_heads_own(target: Path, head: Path):
+    """vLLM goes by the name of the head, and would take this one for EAGLE-1."""
+    aws = tiny_heads.write_head(head.parent / "some-eagle-head", target, HeadSpec(fmt="aws"))
+    edit(aws, lambda h: h.config.update(n_predict=4))
+    config = configure(target, aws, method=None, num_speculative_tokens=None).speculative_config
+    assert (config.method, config.parallel_drafting, config.num_speculative_tokens) == ("eagle3", True, 4)
 
 
 def test_a_head_that_is_nowhere(target: Path, monkeypatch: pytest.MonkeyPatch):
@@ -46,7 +47,7 @@ def test_a_head_that_is_nowhere(target: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_a_head_that_does_not_say_its_positions_has_the_targets(target: Path, head: Path):
     """vLLM would make a rotary embedding of 8,192 positions, whatever the target has."""
-    edit_config(head, lambda config: config["transformer_layer_config"].pop("max_position_embeddings"))
+    edit(head, lambda h: h.layer_config.pop("max_position_embeddings"))
     config = configure(target, head).speculative_config
     positions = config.draft_model_config.hf_config.max_position_embeddings
     assert positions == config.target_model_config.max_model_len != 8192
@@ -169,7 +170,7 @@ def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, mon
 
 def test_a_yarn_embedding_that_is_too_short(target: Path, head: Path):
     yarn = {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
-    edit_config(head, lambda c: c["transformer_layer_config"].update(rope_parameters=yarn))
+    edit(head, lambda h: h.layer_config.update(rope_parameters=yarn))
     line = refusal(target, head, engine_max_model_len=129)
     assert "gives the head 128 positions, max_model_len is 129" in line and "lower --max-model-len to 128" in line
     configure(target, head, engine_max_model_len=128)
@@ -178,7 +179,7 @@ def test_a_yarn_embedding_that_is_too_short(target: Path, head: Path):
 def test_what_vllm_dislikes_in_a_head_is_one_line(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A fault that our checks let pass: vLLM's page of text becomes a line that names the head's config."""
     head = tiny_heads.write_head(tmp_path / "aws", target, HeadSpec(fmt="aws"))
-    edit_config(head, lambda c: c.update(quantization_config={"quant_method": "nobody_knows_it"}))
+    edit(head, lambda h: h.config.update(quantization_config={"quant_method": "nobody_knows_it"}))
     monkeypatch.setattr(validation, "check_pair", lambda *_, **__: [])
     line = refusal(target, head)
     assert "vLLM cannot take the head's config (" in line and f"{head}/config.json" in line
@@ -200,7 +201,7 @@ def test_a_head_without_method_and_flag(
 ):
     """vLLM would take a flat one for a draft model, for EAGLE-1 by its name, or for no model at all."""
     head = tiny_heads.write_head(tmp_path / name, target, HeadSpec(fmt=fmt))
-    edit_config(head, lambda c: c.update(architectures=[architecture]) if architecture else None)
+    edit(head, lambda h: h.config.update(architectures=[architecture]) if architecture else None)
     line = refusal(target, head, method=method, parallel_drafting=None)
     assert f"{head} is a P-EAGLE head" in line and line.endswith('add "method": "eagle3", "parallel_drafting": true')
 
@@ -209,19 +210,13 @@ def test_a_draft_model_without_method_is_none_of_our_business(target: Path, tmp_
     """An ordinary one, and PARD's, which runs without the flag too; a broken one ends in vLLM's own error."""
     draft = tiny_heads.write_target(tmp_path / "draft")
     assert configure(target, draft, method=None, parallel_drafting=None).speculative_config.method == "draft_model"
-    edit_config(draft, lambda c: c.update(pard_token=MASK_TOKEN))
+    edit(draft, lambda h: h.config.update(pard_token=MASK_TOKEN))
     for flag in (None, True):
         config = configure(target, draft, method=None, parallel_drafting=flag)
         assert config.speculative_config.method == "draft_model"
-    edit_config(draft, lambda c: c.update(architectures=["Unknown"]))
+    edit(draft, lambda h: h.config.update(architectures=["Unknown"]))
     with pytest.raises(ValueError, match="Unknown"):
         configure(target, draft, method=None, parallel_drafting=None)
-
-
-def test_a_peagle_head_needs_no_method(target: Path, head: Path):
-    """vLLM goes by the name of the head, and would take this one for EAGLE-1."""
-    aws = tiny_heads.write_head(head.parent / "some-eagle-head", target, HeadSpec(fmt="aws"))
-    assert configure(target, aws, method=None).speculative_config.method == "eagle3"
 
 
 CODE = """
@@ -239,7 +234,7 @@ def test_code_beside_a_head_is_not_run(fmt: str, trusted: bool, target: Path, tm
     """Not where the target's code is trusted either: vLLM would give that trust to the head."""
     head = tiny_heads.write_head(tmp_path / fmt, target, HeadSpec(fmt=fmt))
     (head / "own.py").write_text(CODE.format(ran=str(tmp_path / "ran")))
-    edit_config(head, lambda c: c.update(auto_map={"AutoConfig": "own.Own", "AutoModel": "own.Own"}))
+    edit(head, lambda h: h.config.update(auto_map={"AutoConfig": "own.Own", "AutoModel": "own.Own"}))
     config = configure(target, head, engine_trust_remote_code=trusted)
     assert config.model_config.trust_remote_code is trusted
     assert config.speculative_config.draft_model_config.trust_remote_code is False
