@@ -42,19 +42,16 @@ def parts() -> list[list[Part]]:
     # A rehearsal has EAGLE-3's engine, that of rung 4 P-EAGLE's.
     names = [engine.OURS, engine.STOCK_PEAGLE, engine.EAGLE3, engine.NONE] if HAS_GPU else [engine.EAGLE3]
     others = [arm for arm in engine.ARMS if HAS_GPU and arm not in names]
+    env = ONE_THREAD | ON_KERNELS
+    exact = [Part(f"exact {name}", (*PYTEST, f"tests/kernels/test_{name}.py"), SHARED_LIMIT, env) for name in KERNELS]
     return [
-        [*map(drafts_part, drafts), *map(kernel_part, KERNELS), *map(engine_part, names[:2])],
+        [*map(drafts_part, drafts), *exact, *map(engine_part, names[:2])],
         [Part("kernels", call(kernels.run_all), 90 * SLOWER)],
         [*map(engine_part, names[2:])],
         [*map(drafts_part, COMPILED[:1])],
         [*map(engine_part, others)],
         [*map(drafts_part, COMPILED[1:])],
     ]
-
-
-def kernel_part(name: str) -> Part:
-    command = (*PYTEST, f"tests/kernels/test_{name}.py")
-    return Part(f"exact {name}", command, SHARED_LIMIT, ONE_THREAD | ON_KERNELS)
 
 
 def drafts_part(mode: str) -> Part:

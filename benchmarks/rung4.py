@@ -25,11 +25,8 @@ NOTES = (
 
 def parts() -> list[list[Part]]:
     """The engines of the small target, then those with long prompts, which need up to 36 GB: two at the same time."""
-    return [[*map(many_part, MANY)], *([*map(long_part, LONG[at : at + 2])] for at in range(0, len(LONG), 2))]
-
-
-def many_part(arm: str) -> Part:
-    return Part(f"many {arm}", call(real_gpu.run_arm, arm=arm), LIMIT, real_gpu.ARMS[arm].env)
+    many = [Part(f"many {arm}", call(real_gpu.run_arm, arm=arm), LIMIT, real_gpu.ARMS[arm].env) for arm in MANY]
+    return [many, *([*map(long_part, LONG[at : at + 2])] for at in range(0, len(LONG), 2))]
 
 
 def long_part(arm: str) -> Part:

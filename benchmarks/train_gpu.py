@@ -119,7 +119,14 @@ def data(place: str) -> Iterator[dict[str, Any]]:
     since = time.monotonic()
     gather(config.run / "answers.jsonl")
     do("data", config)
-    yield stages.keep("data", since, **tokens_of(config))
+    from datasets import load_from_disk
+    from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
+
+    rows = load_from_disk(str(config.data_folder)).with_format(None)
+    rows = rows.select(range(len(rows) - config.data.held_out))
+    packed = MultipackDistributedBatchSamplerV2(config.step.tokens, rows["seq_len"], 1, 0)
+    tokens = sum(map(sum, rows["loss_mask"]))  # of the answers that are learned from; a step has so many in the mean
+    yield stages.keep("data", since, tokens=tokens, **{"a step": round(tokens / len(packed))})
 
 
 def train(place: str) -> Iterator[dict[str, Any]]:
@@ -250,18 +257,6 @@ def gather(file: Path) -> None:
     if not rows:
         raise SystemExit(f"{ANSWERS}: is not here, and the target has written no answers; run the part 'answers'")
     write_lines(file, rows.values())
-
-
-def tokens_of(config: Config) -> dict[str, Any]:
-    """Tokens of the answers that are learned from, and how many of them a step has in the mean."""
-    from datasets import load_from_disk
-    from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
-
-    rows = load_from_disk(str(config.data_folder)).with_format(None)
-    rows = rows.select(range(len(rows) - config.data.held_out))
-    packed = MultipackDistributedBatchSamplerV2(config.step.tokens, rows["seq_len"], 1, 0)
-    tokens = sum(map(sum, rows["loss_mask"]))
-    return {"tokens": tokens, "a step": round(tokens / len(packed))}
 
 
 def bring_back(folder: Path) -> None:

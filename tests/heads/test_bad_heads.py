@@ -68,6 +68,7 @@ REFUSED: dict[str, Change] = {
     "no aux layers are named, and vLLM's default [2, 4, 5] names 3 layers, fc takes 5 aux hidden states": both(
         other(family="qwen3", num_aux=5), drop(AUX_KEY), layer_setting(num_aux_layers=5)
     ),
+    'set "num_aux_layers": 5 there': both(other(family="qwen3", num_aux=5), layer_setting(num_aux_layers=3)),
     "fc.weight is [64, 50], needs [64, 192]": put("fc.weight", lambda t: torch.ones(64, 50)),
     "norm is missing (and 1 more)": drop("norm.weight", UP),
     "num_hidden_layers is 3, the weights hold layers 0, 1": layer_setting(num_hidden_layers=3),

@@ -55,7 +55,8 @@ def test_a_cached_head_is_its_snapshot(shards: int, tmp_path: Path):
     snapshot = head.save(cache(tmp_path))
     assert find(REPO) == find(REPO, revision=COMMIT) == download(REPO) == snapshot
     assert find(str(snapshot)) == snapshot
-    assert read_head(snapshot).commit == COMMIT
+    config = report(read_head(snapshot), [])["speculative_config"]
+    assert (config["model"], config["revision"]) == (REPO, COMMIT)  # no path of this machine
     next(snapshot.glob("*.safetensors")).unlink()
     for revision in (None, "b" * 40):
         with pytest.raises(HeadError, match="HF_HUB_OFFLINE is set"):
@@ -108,5 +109,6 @@ def test_the_hub_gives_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_what_is_not_found_has_a_reason(name: str, reason: str):
     with pytest.raises(HeadError) as raised:
         find(name)
+    name = name.replace("\0", r"\x00")  # a line has printable characters only
     assert str(raised.value).startswith(f"{name} is not a folder, and the hub does not give it ({reason}")
     assert str(raised.value).endswith("); check the name and the connection, or name a folder")

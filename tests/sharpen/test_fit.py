@@ -7,7 +7,7 @@ from peagle_kernels.select_candidates import CandidateSelector
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen import fit
 from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace
-from tests.sharpen.traces import VOCAB, random_selector, traced
+from tests.sharpen.traces import VOCAB, accepted, random_selector, traced
 
 K, M = 3, 4
 ALL = torch.arange(VOCAB)  # target ids where every token can be drafted
@@ -36,7 +36,7 @@ def test_accepted_is_a_walk_by_hand(factor: int):
     trace.tokens[5:9, 2:] = UNKNOWN  # these answers end
     target_ids, selector = factor * ALL, random_selector(K, M)
     counts = [[walk(trace, row, which, target_ids) for row in range(60)] for which in (None, selector)]
-    assert [trace.accepted(which, target_ids).tolist() for which in (None, selector)] == counts
+    assert [accepted(trace, which, target_ids).tolist() for which in (None, selector)] == counts
     assert counts[0] != counts[1]
 
 
@@ -60,7 +60,7 @@ def fitted(learned: CandidateTrace, held: CandidateTrace = HELD) -> CandidateSel
 
 
 def length(trace: CandidateTrace, selector: CandidateSelector | None, target_ids: torch.Tensor = ALL) -> float:
-    return 1 + float(trace.accepted(selector, target_ids).float().mean())
+    return 1 + float(accepted(trace, selector, target_ids).float().mean())
 
 
 def test_fitting_learns_what_follows_what():
@@ -75,8 +75,8 @@ def test_where_nothing_can_be_learned_nothing_is_lost(num: int):
     held, fresh = (traced(size, chained=False, seed=size) for size in (2_000, 4_000))
     selector = fitted(traced(num, chained=False, seed=1), held)
     assert length(held, selector) >= length(held, None)
-    accepted = fresh.accepted(None, ALL).float()
-    assert length(fresh, selector) > length(fresh, None) - 3 * float(accepted.std() / len(accepted) ** 0.5)
+    plain = accepted(fresh, None, ALL).float()
+    assert length(fresh, selector) > length(fresh, None) - 3 * float(plain.std() / len(plain) ** 0.5)
 
 
 def test_a_reduced_vocabulary_and_tokens_it_lacks():

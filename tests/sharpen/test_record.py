@@ -14,6 +14,7 @@ from peagle_tools.sharpen import record
 from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace
 from peagle_vllm.heads.head import read_head, target_ids
 from tests.conftest import ARM
+from tests.sharpen.traces import accepted
 from tests.support import recorder
 from tests.support.dialects import read
 from tests.support.engines import Engine, Settings, engine
@@ -69,13 +70,13 @@ def test_recorded_drafts_are_those_that_were_verified(tmp_path: Path, monkeypatc
     assert trace.ids.shape[1:] == (K, M) and trace.hidden.shape[1:] == (K, 128)
     assert (trace.logits[..., :-1] >= trace.logits[..., 1:]).all()
     assert set(trace.prompt.tolist()) == set(range(NUM_REQUESTS))
-    accepted = trace.accepted(None, torch.from_numpy(target_ids(read_head(PEAGLE_REDUCED))))
+    right = accepted(trace, None, torch.from_numpy(target_ids(read_head(PEAGLE_REDUCED))))
     # Every draft but those of each answer's last step was verified; at the very end the scheduler counts tokens that
     # the answer has no room for.
-    assert len(accepted) - len(answers) <= len(counts) <= len(accepted)
+    assert len(right) - len(answers) <= len(counts) <= len(right)
     whole = (trace.tokens != UNKNOWN).all(-1)
-    assert abs(int(accepted.sum()) - sum(count for _, count in counts)) <= int((~whole).sum()) * K
-    assert int(accepted.sum()) > len(answers)
+    assert abs(int(right.sum()) - sum(count for _, count in counts)) <= int((~whole).sum()) * K
+    assert int(right.sum()) > len(answers)
 
 
 def write_int8(folder: Path) -> None:

@@ -36,6 +36,13 @@ def traced(num: int, k: int = 3, candidates: int = 4, chained: bool = True, seed
     return CandidateTrace(ids.gather(-1, order).int(), logits.gather(-1, order), hidden, tokens.int(), prompt.int())
 
 
+def accepted(trace: CandidateTrace, selector: CandidateSelector | None, target_ids: torch.Tensor) -> torch.Tensor:
+    """[N] draft tokens that the target accepts; without a selector each is its position's best."""
+    if selector is not None:
+        return trace.accepted(selector, target_ids)
+    return (target_ids[trace.ids[:, :, 0].long()] == trace.tokens[:, 1:]).cumprod(dim=1).sum(dim=1)
+
+
 def random_selector(k: int, candidates: int, rank: int = 5) -> CandidateSelector:
     """For a target with twice as many tokens as can be drafted."""
     gen = torch.Generator().manual_seed(1)

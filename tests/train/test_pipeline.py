@@ -60,6 +60,8 @@ def test_finished_steps_are_skipped(file: Path) -> None:
     [
         ("folder: 2024-13-45", " no YAML: "),
         ('folder: "\x01"', " no YAML: "),
+        (f"folder: {3000 * '['}", " no YAML: "),
+        ("step: {cod: [0.5]}", "2: step.cod.1: is missing"),
         ("engine: {dtype: [bfloat16]}", r"2: engine: dtype is \['bfloat16'\]"),
         ("engine: {dtype: auto}", "2: engine: dtype is 'auto', which does not say how hidden states"),
         ("data: {endpoint: 'http://localhost:99999/v1'}", "2: data.endpoint: .*invalid port number"),

@@ -80,7 +80,7 @@ def test_a_selectors_drafts_are_walked(folder: Path, documents: list[dict[str, T
             right = next((i for i in range(k) if chosen[i] != truth[i]), k)
             accepted.append(right)
             at += right + 1
-    assert (replayed[k].num_drafts, replayed[k].num_accepted) == (len(accepted), sum(accepted))
+    assert (replayed[k].num_drafts, sum(replayed[k].accepted_per_position)) == (len(accepted), sum(accepted))
     head.candidate_selector = None
     assert replay(head, documents[:6], k, TOKENS) != replayed
 

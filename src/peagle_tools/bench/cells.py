@@ -125,6 +125,11 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     """What the sweep was begun with; empty where the folder holds none."""
     file = folder / "sweep.json"
     try:
-        return json.loads(file.read_text()) if file.exists() else {}
+        sweep = json.loads(file.read_text()) if file.exists() else {}
+        if sweep != {} and not (isinstance(sweep, dict) and {"suite", "hardware", "prompts"} <= sweep.keys()):
+            raise ValueError
+        return sweep
     except ValueError:
-        raise ToolError(f"{file}: is no JSON; take it from its source again, or name another folder") from None
+        raise ToolError(
+            f"{file}: is none of `bench run`; take it from its source again, or name another folder"
+        ) from None

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from peagle_tools.bench.cells import Results
@@ -83,7 +84,7 @@ def show(console: Console, changes: Sequence[Change]) -> None:
     table = Table("cell", *columns, "", box=None, padding=(0, 1, 0, 0), title="after / before", title_justify="left")
     for label, ratios, worse in changes:
         shown = [number(ratio.median, ".2f") for ratio in ratios] or [""] * len(columns)
-        table.add_row(label, *shown, "[bold red]worse" if worse else "")
+        table.add_row(escape(label), *shown, "[bold red]worse" if worse else "")
     console.print(table)
     for label, _, worse in changes:
         for text in worse:

@@ -60,17 +60,14 @@ class Ratio(Spread):
     def overlaps_one(self) -> bool:
         return self.low <= 1 <= self.high
 
-    @property
-    def in_doubt(self) -> bool:
-        return self.overlaps_one or self.repeats < 2
-
     def falls(self, tolerance: float) -> bool:
         """Below 1 beyond noise: the whole range is, and the median by more than ``tolerance``."""
         return self.high < 1 and self.median < 1 - tolerance
 
     def text(self, form: str = ".2f") -> str:
         """``1.23 (1.20..1.31)``, with a question mark where it is in doubt."""
-        return f"{self.median:{form}}{'?' if self.in_doubt else ''} ({self.low:{form}}..{self.high:{form}})"
+        doubt = "?" if self.overlaps_one or self.repeats < 2 else ""
+        return f"{self.median:{form}}{doubt} ({self.low:{form}}..{self.high:{form}})"
 
 
 @dataclass(frozen=True)

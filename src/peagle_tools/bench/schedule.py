@@ -96,4 +96,6 @@ def _to_paste(chosen: Sequence[Choice], arm: Any, serve: Any) -> Iterator[str]:
     variables = [f"{name}={value}" for name, value in (serve["environment"] | arm["environment"]).items()]
     if setting := [*variables, *shlex.split(serve["flags"]), *shlex.split(arm["flags"])]:
         yield f"Measured with {shlex.join(setting)}."
+    if config.get("model", "").startswith("."):
+        yield "Below, the path of the head begins in the suite's folder."
     yield f"--speculative-config {shlex.quote(json.dumps(config))}"

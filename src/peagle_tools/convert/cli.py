@@ -55,7 +55,7 @@ def convert(
     exit_on_sigterm()
     if (draft_vocab is None) != (text is None) or (text and target is None):
         fail("--draft-vocab N, --text FILE and --target TARGET go together")
-    with one_line_errors():
+    with one_line_errors("cuda"):
         source = read_head(download(head, revision))
         if mask_token_id is not None:
             source = replace(source, mask_token_id=mask_token_id, mask_token_key="--mask-token-id")

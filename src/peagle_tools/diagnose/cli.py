@@ -34,18 +34,21 @@ def diagnose(
     Exit status: 0 a usual curve; 1 the head is unfit, the curve is unusual, or a change helped; 2 something cannot be
     read or run.
     """
-    from peagle_tools.diagnose import diagnosis_report as report
-    from peagle_tools.diagnose import engine as measuring
-    from peagle_tools.diagnose import search
-    from peagle_tools.diagnose.interventions import interventions, setup_of
-    from peagle_tools.shared.engines import Pair, cannot_run
-    from peagle_tools.shared.prompt_files import read_prompts
-    from peagle_tools.shared.prompts import PROMPTS, read_tokenizer, templated
-    from peagle_vllm.heads.checks import check
-    from peagle_vllm.heads.files import download
-    from peagle_vllm.heads.head import read_head
-    from peagle_vllm.heads.target import read_target, read_tokens, special_tokens
-    from peagle_vllm.serving import RefusedError
+    with one_line_errors("cuda"):
+        from rich.console import Console
+
+        from peagle_tools.diagnose import diagnosis_report as report
+        from peagle_tools.diagnose import engine as measuring
+        from peagle_tools.diagnose import search
+        from peagle_tools.diagnose.interventions import interventions, setup_of
+        from peagle_tools.shared.engines import Pair, cannot_run
+        from peagle_tools.shared.prompt_files import read_prompts
+        from peagle_tools.shared.prompts import PROMPTS, read_tokenizer, templated
+        from peagle_vllm.heads.checks import check
+        from peagle_vllm.heads.files import download
+        from peagle_vllm.heads.head import read_head
+        from peagle_vllm.heads.target import read_target, read_tokens, special_tokens
+        from peagle_vllm.serving import RefusedError
 
     terminal.exit_on_sigterm()
     arguments = terminal.json_object(engine)
@@ -73,5 +76,5 @@ def diagnose(
     if as_json:
         print(json.dumps(report.as_dict(setup, diagnosis), indent=2))
     else:
-        report.show(report.console(), setup, diagnosis)
+        report.show(Console(markup=False, highlight=False), setup, diagnosis)  # names of tokens can have brackets
     raise typer.Exit(1 if search.irregularities(diagnosis.base.curve) or diagnosis.cause else 0)

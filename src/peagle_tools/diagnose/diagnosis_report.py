@@ -1,6 +1,5 @@
 """A diagnosis for people, on 80 columns, and for machines."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -43,16 +42,15 @@ def _trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def console() -> Console:
-    """Shows names of tokens as they are, whatever brackets they have."""
-    return Console(markup=False, highlight=False)
-
-
 def show(console: Console, setup: Setup, diagnosis: Diagnosis) -> None:
     """Print a diagnosis."""
     console.print(f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, greedy")
     _show_curve(console, diagnosis.base.curve)
-    _show_repeated(console, diagnosis.base.repeated)
+    table = _table("last tokens that occurred before", "drafts", "AL", "accepted at position 1..K, %")
+    for last, curve in diagnosis.base.repeated.items():
+        shares = " ".join(f"{100 * share:.0f}" for share in curve.shares)
+        table.add_row(str(last), str(curve.num_drafts), f"{curve.length:.2f}", shares)
+    console.print(table, "")
     if not (cause := diagnosis.cause):
         console.print("no cause: no change raised the acceptance length beyond noise", style="green")
         return
@@ -81,11 +79,3 @@ def _show_curve(console: Console, curve: Acceptance) -> None:
     console.print(table, "")
     for line in irregularities(curve):
         console.print(f"unusual  {line}", style="yellow")
-
-
-def _show_repeated(console: Console, counts: Mapping[int, Acceptance]) -> None:
-    table = _table("last tokens that occurred before", "drafts", "AL", "accepted at position 1..K, %")
-    for last, curve in counts.items():
-        shares = " ".join(f"{100 * share:.0f}" for share in curve.shares)
-        table.add_row(str(last), str(curve.num_drafts), f"{curve.length:.2f}", shares)
-    console.print(table, "")

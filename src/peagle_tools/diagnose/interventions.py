@@ -65,14 +65,16 @@ def interventions(setup: Setup, head: Head, target: Target, special_tokens: list
         yield change("mask token", text, "mask_token_id", token.id, place, mask_token_id=token.id)
     norm, flipped = "norm_before_residual", not setup.norm_before_residual
     yield change(norm, f"{norm} {flipped}", norm, flipped, place, norm_before_residual=flipped)
-    for kind, text, rope in _ropes(dict(setup.rope or rope_of_head(head)), rope_of(target.config)):
-        yield change(kind, text, "rope_parameters", rope, head.layer_place, rope=rope)
+    target_rope: dict[str, Any] = {}  # where it differs by layer, or is not known
+    with suppress(HeadError):
+        target_rope = rope_parameters(target.config, "", 10000.0)
+    key = "rope_scaling" if head.served.get("rope_scaling") and not head.is_speculators else "rope_parameters"
+    for kind, text, rope in _ropes(dict(setup.rope or rope_of_head(head)), target_rope):
+        yield change(kind, text, key, rope, head.layer_place, rope=rope)
 
 
 def _ropes(rope: dict[str, Any], target_rope: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Kind, text and ``rope_parameters``: the target's theta, its scaling, and other thetas."""
-    if not rope:
-        return
     theta, target_theta = rope.pop("rope_theta"), target_rope.pop("rope_theta", None)
     if target_theta not in (None, theta):
         text = f"rope theta {target_theta}, the target's, for {theta}"
@@ -83,13 +85,6 @@ def _ropes(rope: dict[str, Any], target_rope: dict[str, Any]) -> Iterator[tuple[
     for other in ROPE_THETAS:
         if other not in (theta, target_theta):
             yield "rope theta", f"rope theta {other} for {theta}", rope | {"rope_theta": other}
-
-
-def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM's ``rope_parameters`` of a model, or none where they differ by layer, or are not known."""
-    with suppress(HeadError):
-        return rope_parameters(config, "", 10000.0) if config else {}
-    return {}
 
 
 def _aux_layers(setup: Setup, num_layers: int) -> list[tuple[int, ...]]:

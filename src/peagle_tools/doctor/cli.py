@@ -1,6 +1,5 @@
 """``peagle-vllm doctor``."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +27,7 @@ def doctor(
 
     try:
         install = find_vllm() if vllm is None else read(vllm)
-        accepted = fingerprint.accepted_patches(os.environ.get(fingerprint.ACCEPT))
+        accepted = fingerprint.accepted_patches()
     except ValueError as error:
         fail(str(error))
     report = None if install is None else fingerprint.check(install, accepted=accepted)

@@ -37,11 +37,17 @@ def report(
     mask_hidden = head.tensors.get("mask_hidden")
     fit = all(problem.severity != "error" for problem in problems)
     types, window = windows(head) if fit else (None, None)
-    config = {"method": "eagle3", "model": head.name, "parallel_drafting": True}
+    selector = None
+    with suppress(HeadError):  # what cannot be read is a problem of its own
+        selector = read_selector_config(head.config, head.config_file)
+    name = head.name
+    if head.folder and head.commit:  # .../models--org--name/snapshots/COMMIT, which no other machine has
+        name = head.folder.parents[1].name.removeprefix("models--").replace("--", "/")
+    config = {"method": "eagle3", "model": name, "parallel_drafting": True}
     config |= {"num_speculative_tokens": min(head.trained_depth or 5, 5)}
     return {
         "schema": SCHEMA,
-        "head": head.name,  # as it was given
+        "head": name,  # its folder, or its name on the hub
         "commit": head.commit,  # of the hub; None for a folder outside the hub's cache
         "kind": head.kind,  # peagle, eagle3, or target for a plain model
         "architecture": head.architecture,  # the class that vLLM looks up
@@ -69,20 +75,12 @@ def report(
         "bytes": sum(info.num_bytes for info in head.tensors.values()),
         "dtypes": sorted({info.dtype for info in head.tensors.values()}),
         "from_target": [name for name in ("embed_tokens", "lm_head") if not head.has(name)],
-        "selector": _selector(head),
+        "selector": selector and {"rank": selector.selector_rank, "candidates": selector.selector_top_k},
         "target": target.name if target else None,
-        "speculative_config": config | ({"revision": head.commit} if head.commit and not head.folder else {}),
+        "speculative_config": config | ({"revision": head.commit} if head.commit else {}),
         "problems": [asdict(problem) for problem in problems],
         "fit": fit,
     }
-
-
-def _selector(head: Head) -> dict[str, int] | None:
-    """Of a sharpened head; what cannot be read is a problem of its own."""
-    with suppress(HeadError):
-        if config := read_selector_config(head.config, head.config_file):
-            return {"rank": config.selector_rank, "candidates": config.selector_top_k}
-    return None
 
 
 def show(console: Console, data: dict[str, Any]) -> None:

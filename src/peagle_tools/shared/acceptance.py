@@ -23,13 +23,9 @@ class Acceptance:
     accepted_per_position: tuple[int, ...]  # in how many of these drafts each position was accepted, [K]
 
     @property
-    def num_accepted(self) -> int:
-        return sum(self.accepted_per_position)
-
-    @property
     def length(self) -> float:
         """Tokens for each step of the target, the bonus token included; 1 where nothing was drafted."""
-        return 1 + self.num_accepted / self.num_drafts if self.num_drafts else 1.0
+        return 1 + sum(self.accepted_per_position) / max(self.num_drafts, 1)
 
     @property
     def shares(self) -> tuple[float, ...]:

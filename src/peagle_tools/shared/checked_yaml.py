@@ -34,7 +34,7 @@ def read_yaml(file: Path, model: type[Model], what: str) -> Model:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         no_yaml = "" if isinstance(error, yaml.constructor.ConstructorError) else "no YAML: "
         raise ToolError(f"{file}:{line}: {no_yaml}{error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:  # no UTF-8, a control character; a date that does not exist
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a control character; no such date; too deep
         raise ToolError(f"{file}: no YAML: {one_line(error)}") from None
     if not isinstance(data, dict):
         raise ToolError(f"{file}:1: a {what} is a mapping of keys to values")
@@ -77,7 +77,8 @@ def _line(node: yaml.Node, path: Sequence[str | int]) -> int:
         if isinstance(node, yaml.MappingNode):
             here = next((pair for pair in node.value if pair[0].value == str(part)), None)
         else:
-            here = (node.value[part], node.value[part]) if isinstance(node, yaml.SequenceNode) else None
+            items = node.value[int(part) :] if isinstance(node, yaml.SequenceNode) else ()  # a pair can lack its second
+            here = (items[0], items[0]) if items else None
         if here is None:
             break
         key, node = here

@@ -57,7 +57,11 @@ def conversation(row: Any) -> Messages:
     system = [{"role": "system", "content": row[key]} for key in SYSTEM if row.get(key)]
     messages = [turn for turn in map(_turn, [*system, *_turns(row)]) if turn["content"] or turn["role"] != "system"]
     for message in messages:
-        _check_text(message["content"])
+        text = message["content"]
+        if match := IN_A_TEMPLATE.search(text):
+            raise UnusableRow(f"is in a chat template already ({match[0].splitlines()[0][:40]})", WITHOUT_TEMPLATE)
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise UnusableRow("holds half a character (a lone surrogate)", "write it whole, or leave it out")
     if not any(message["role"] == "user" for message in messages):
         raise UnusableRow("has no turn of a user", "leave it out")
     return messages
@@ -119,13 +123,6 @@ def _check_keys(fields: dict[str, Any]) -> None:
     for key, value in fields.items():
         if NO_TEXT.fullmatch(str(key)) and value not in (None, "", "[]", "{}", [], {}):
             raise UnusableRow(f'has "{key}"', "only text is taken, leave it out")
-
-
-def _check_text(text: str) -> None:
-    if match := IN_A_TEMPLATE.search(text):
-        raise UnusableRow(f"is in a chat template already ({match[0].splitlines()[0][:40]})", WITHOUT_TEMPLATE)
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise UnusableRow("holds half a character (a lone surrogate)", "write it whole, or leave it out")
 
 
 def _kind(value: Any) -> str:

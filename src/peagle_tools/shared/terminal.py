@@ -99,7 +99,10 @@ def logs_on_stderr() -> Iterator[None]:
 
 
 def json_object(text: str) -> dict[str, Any]:
+    """The arguments of ``EngineOption``."""
     with suppress(ValueError):
         if isinstance(arguments := json.loads(text), dict):
+            if "speculative_config" in arguments:
+                fail("--engine: the command itself sets speculative_config; leave it out")
             return arguments
     fail('--engine is not a JSON object; write it as {"tensor_parallel_size": 2}')

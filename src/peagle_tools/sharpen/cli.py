@@ -38,13 +38,14 @@ def sharpen(
 
     Exit status: 0 written; 1 not better, nothing written; 2 something cannot be read or run.
     """
-    from peagle_tools.shared.prompt_files import read_prompts
-    from peagle_tools.shared.prompts import read_tokenizer, templated
-    from peagle_tools.sharpen import sharpening
-    from peagle_vllm.heads.checks import check
-    from peagle_vllm.heads.files import download
-    from peagle_vllm.heads.head import read_head
-    from peagle_vllm.heads.target import read_target
+    with one_line_errors("cuda"):
+        from peagle_tools.shared.prompt_files import read_prompts
+        from peagle_tools.shared.prompts import read_tokenizer, templated
+        from peagle_tools.sharpen import sharpening
+        from peagle_vllm.heads.checks import check
+        from peagle_vllm.heads.files import download
+        from peagle_vllm.heads.head import read_head
+        from peagle_vllm.heads.target import read_target
 
     arguments = json_object(engine)
     exit_on_sigterm()

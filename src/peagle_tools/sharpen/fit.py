@@ -24,15 +24,6 @@ def new_selector(trace: CandidateTrace, vocab_size: int, draft_vocab_size: int, 
     return CandidateSelector(*tables, projection, torch.ones(num_k), torch.ones(num_k), trace.ids.shape[2])
 
 
-def scores_of(selector: CandidateSelector, batch: CandidateTrace) -> Tensor:
-    """[N, K, M] of every candidate after the target's token before it."""
-    predecessors = F.embedding(batch.tokens[:, :-1].long().clamp(min=0), selector.predecessor_codebook)
-    assert selector.hidden_projection is not None
-    predecessors = predecessors * F.linear(batch.hidden.float(), selector.hidden_projection)
-    pair = torch.einsum("nkr,nkmr->nkm", predecessors, F.embedding(batch.ids.long(), selector.successor_codebook))
-    return selector.unary_scale[:, None] * batch.logits + selector.edge_scale[:, None] * pair
-
-
 def loss_of(model: CandidateSelector, batch: CandidateTrace, draft_ids: Tensor) -> Tensor:
     """The cross-entropy of the target's next token among the candidates, where it is one of them.
 
@@ -41,8 +32,12 @@ def loss_of(model: CandidateSelector, batch: CandidateTrace, draft_ids: Tensor) 
     """
     truth = draft_ids[batch.tokens[:, 1:].long().clamp(min=0)].where(batch.tokens[:, 1:] >= 0, -1)
     matches = batch.ids == truth[..., None]
-    scores = scores_of(model, batch).flatten(0, 1)
-    losses = F.cross_entropy(scores, matches.int().argmax(-1).flatten(), reduction="none")
+    predecessors = F.embedding(batch.tokens[:, :-1].long().clamp(min=0), model.predecessor_codebook)
+    assert model.hidden_projection is not None
+    predecessors = predecessors * F.linear(batch.hidden.float(), model.hidden_projection)
+    pair = torch.einsum("nkr,nkmr->nkm", predecessors, F.embedding(batch.ids.long(), model.successor_codebook))
+    scores = model.unary_scale[:, None] * batch.logits + model.edge_scale[:, None] * pair  # after the target's token
+    losses = F.cross_entropy(scores.flatten(0, 1), matches.int().argmax(-1).flatten(), reduction="none")
     weight = torch.exp(-torch.arange(truth.shape[1]) / POSITION_DECAY) * matches.any(-1)
     return (losses.view_as(weight) * weight).sum().div(weight.sum().clamp(min=1))
 

@@ -50,21 +50,18 @@ class CandidateTrace(NamedTuple):
     def load(cls, file: Path) -> Self:
         return cls(**load_file(file))
 
-    def accepted(self, selector: CandidateSelector | None, target_ids: Tensor) -> Tensor:
-        """[N] draft tokens that a greedy target accepts. No selector: each position's best.
+    def accepted(self, selector: CandidateSelector, target_ids: Tensor) -> Tensor:
+        """[N] draft tokens that a greedy target accepts.
 
         Args:
             target_ids: [draft vocabulary] target id of each draft id.
         """
-        if selector is None:
-            drafts = target_ids[self.ids[:, :, 0].long()]
-        else:
-            assert selector.hidden_projection is not None
-            gates = self.hidden.flatten(0, 1).float() @ selector.hidden_projection.float().T
-            drafts = torch.empty(self.ids.shape[:2], dtype=torch.int64)
-            ids, logits = self.ids.flatten(0, 1).long(), self.logits.flatten(0, 1)
-            bonus = torch.arange(len(drafts)).repeat_interleave(drafts.shape[1])  # where tokens[:, 0] has a draft's
-            candidates = Candidates(ids, logits, gates, self.tokens[:, 0], bonus)
-            offsets = target_ids - torch.arange(len(target_ids))
-            select_candidates_torch(drafts, candidates, selector, offsets, torch.empty_like(logits))
+        assert selector.hidden_projection is not None
+        gates = self.hidden.flatten(0, 1).float() @ selector.hidden_projection.float().T
+        drafts = torch.empty(self.ids.shape[:2], dtype=torch.int64)
+        ids, logits = self.ids.flatten(0, 1).long(), self.logits.flatten(0, 1)
+        bonus = torch.arange(len(drafts)).repeat_interleave(drafts.shape[1])  # where tokens[:, 0] has a draft's
+        candidates = Candidates(ids, logits, gates, self.tokens[:, 0], bonus)
+        offsets = target_ids - torch.arange(len(target_ids))
+        select_candidates_torch(drafts, candidates, selector, offsets, torch.empty_like(logits))
         return (drafts == self.tokens[:, 1:]).cumprod(dim=1).sum(dim=1)

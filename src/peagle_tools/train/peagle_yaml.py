@@ -20,6 +20,14 @@ TRAINING = {"head", "step", "optimizer", "selector", "speculators"}  # sections 
 DTYPES = ("bfloat16", "float16", "float32")
 Share = Annotated[float, Field(ge=0, le=1, strict=False)]
 
+
+def _resolved(path: str, info: ValidationInfo) -> str:
+    """Relative to peagle.yaml."""
+    return str((Path(info.context or ".") / path).resolve())
+
+
+Model = Annotated[str, AfterValidator(lambda name, info: _resolved(name, info) if name.startswith(".") else name)]
+
 # vLLM ends an answer where 4 to 128 tokens come three times in a row: greedy answers of small models loop until
 # max_tokens, and loops teach a drafter to copy.
 LOOP = {"min_pattern_size": 4, "max_pattern_size": 128, "min_count": 3}
@@ -66,7 +74,8 @@ class HeadSettings(Strict):
     draft_vocab: Positive | None = None  # tokens that it can draft, those the target says most; null is all
     # The layers of the target that it reads, vLLM's ids; null is 2, the middle and the third last.
     aux_layers: Annotated[list[int], Field(min_length=1)] | None = None
-    init: str | None = None  # what it begins as: null, a head's folder, or ``target`` for the target's last layers
+    # What it begins as: null, a head, named as the target is, or ``target`` for the target's last layers.
+    init: Model | None = None
 
 
 class Step(Strict):
@@ -115,8 +124,8 @@ class Config(Strict):
         speculators: more options of speculators' TrainConfig, by its names.
     """
 
-    target: str
-    folder: Annotated[str, Field(validate_default=True)] = "run"
+    target: Model
+    folder: Annotated[str, Field(validate_default=True), AfterValidator(_resolved)] = "run"
     data: Data = Data()
     head: HeadSettings = HeadSettings()
     step: Step = Step()
@@ -125,12 +134,6 @@ class Config(Strict):
     every: Every = Every()
     engine: dict[str, Any] = Field(default_factory=dict)
     speculators: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("target", "folder")
-    @classmethod
-    def _from_the_file(cls, value: str, info: ValidationInfo) -> str:
-        is_path = info.field_name == "folder" or value.startswith(".")
-        return str((Path(info.context or ".") / value).resolve()) if is_path else value
 
     @field_validator("engine")
     @classmethod

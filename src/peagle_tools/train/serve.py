@@ -94,4 +94,5 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
         if not is_ready:
             raise ToolError(f"{error}; its log: {log}") from None
         raise TryAgain(f"{error}; its log: {log}. What is done is kept: the same command continues") from None
-    shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -59,14 +59,11 @@ class Trainer(library.Trainer):
         self.current_epoch, self.global_step = state.get("epoch", 0), state.get("step", 0)
         self.local_step = self._resume_local_step = state.get("local_step", 0)
         if state:
-            self._check_same_run(state)
-
-    def _check_same_run(self, state: dict[str, Any]) -> None:
-        for name, value in self._run_of().items():
-            if (before := state["run"].get(name)) != value:
-                what = f"{name} was {before!r} and is {value!r}"
-                remedy = "put it back, or begin another run with another `folder`"
-                raise ToolError(f"{self.checkpointer.path}/step-{state['step']} is of another run: {what}; {remedy}")
+            for name, value in self._run_of().items():
+                if (before := state["run"].get(name)) != value:
+                    what = f"step-{state['step']} is of another run: {name} was {before!r} and is {value!r}"
+                    remedy = "put it back, or begin another run with another `folder`"
+                    raise ToolError(f"{self.checkpointer.path}/{what}; {remedy}")
 
     def run(self) -> None:
         """Train to the end.
@@ -110,7 +107,9 @@ class Trainer(library.Trainer):
         last, every = self.global_step == self.config.max_steps, self.settings.every
         stopping, measured = self._any_stopping(), last or self.global_step % every.replay == 0
         if measured or stopping or self.global_step % every.checkpoint == 0:
-            self._save(self._measure() if measured else None)
+            state = {"step": self.global_step, "epoch": self.epoch, "local_step": self.local_step}
+            state |= {"score": self._measure() if measured else None, "run": self._run_of()}
+            self.checkpointer.write(self.model, self.optimizers, self.schedulers, state)
         if stopping and not last:
             raise TryAgain(f"stopped after step {self.global_step}, which is saved; the same command continues")
 
@@ -132,10 +131,6 @@ class Trainer(library.Trainer):
             al = measure(self.settings, self.head, self.val_loader.dataset, self.global_step)
         self.model.train()
         return al
-
-    def _save(self, score: float | None) -> None:
-        state = {"step": self.global_step, "epoch": self.epoch, "local_step": self.local_step, "score": score}
-        self.checkpointer.write(self.model, self.optimizers, self.schedulers, state | {"run": self._run_of()})
 
     def _run_of(self) -> dict[str, Any]:
         """What decides the weights of this run."""

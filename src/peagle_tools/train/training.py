@@ -23,6 +23,8 @@ from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.selector_training import new_selector
 from peagle_tools.train.trainer import Trainer
+from peagle_vllm.heads.files import find
+from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 
 # Of speculators' options: processes run mask rows different numbers of times, and would wait for each other's shards;
@@ -57,9 +59,6 @@ def train(config: Config) -> Trainer:
     warnings.filterwarnings("ignore", "Grad strides do not match")  # those of mask_hidden, which is one row
     options = to_options(config)
     trainer = make_trainer(config, options)
-    for name in filter(None, (options.logging.logger or "").split(",")):
-        if not find_spec(name):
-            raise ToolError(f"speculators.logger: {name} is not installed; pip install {name}, or leave it out")
     setup_metric_logger(options.logging.logger, options.logging.run_name, options.logging.log_dir)
     trainer.run()
     return trainer
@@ -96,7 +95,8 @@ def to_options(config: Config) -> TrainConfig:
     """peagle.yaml as speculators' options.
 
     Raises:
-        ToolError: ``speculators`` has a name or a value that speculators has not.
+        ToolError: ``speculators`` has a name or a value that speculators has not, or the target or this machine lacks.
+        HeadError: ``head.init`` names no head.
     """
     head, step = config.head, config.step
     ours: dict[str, Any] = {
@@ -145,18 +145,21 @@ def to_options(config: Config) -> TrainConfig:
     except ValidationError as error:
         wrong = error.errors()[0]
         raise ToolError(f"speculators.{wrong['loc'][-1] if wrong['loc'] else ''}: {wrong['msg']}") from None
-    _check_mask_token(config.target, options.flatten()["mask_token_id"])
-    return options
-
-
-def _check_mask_token(target: str, mask_id: int) -> None:
-    """Refuse a mask token that the target does not have, or that its text holds."""
-    size, token = read_target(target).vocab_size, find_token(read_tokens(target), mask_id)
+    mask_id, size = options.flatten()["mask_token_id"], read_target(config.target).vocab_size
     if not 0 <= mask_id < size:
         raise ToolError(f"speculators.mask_token_id: {mask_id} is none of the target's {size} tokens; leave it out")
+    token = find_token(read_tokens(config.target), mask_id)
     if token and token.kind in ("ordinary", "in use"):
         what = f"the target's tokenizer uses {mask_id} for {token.text!r}"
         raise ToolError(f"speculators.mask_token_id: {what}; leave it out")
+    if (head.draft_vocab or 0) > size:
+        raise ToolError(f"head.draft_vocab: {head.draft_vocab} are more than the target's {size} tokens; lower it")
+    if head.init not in (None, "target"):
+        read_head(find(head.init))
+    for name in filter(None, (options.logging.logger or "").split(",")):
+        if not find_spec(name):
+            raise ToolError(f"speculators.logger: {name} is not installed; pip install {name}, or leave it out")
+    return options
 
 
 def unused_token(target: str) -> int:
@@ -178,8 +181,8 @@ def make_head(config: Config, args: Namespace) -> PEagleDraftModel:
     SpeculatorModel.registry["peagle"] = PEagleDraftModel  # which the library's trainer checks the head's class against
     if config.head.init not in (None, "target"):
         return warm_start.begun_from(config, args).float()
-    vocabulary = warm_start.draft_vocabulary(config, args)
     try:
+        vocabulary = warm_start.draft_vocabulary(config, args)
         head = library.build_draft_model(args, PEagleDraftModel, **vocabulary).float()
     except ValueError as error:
         raise ToolError(f"head: {error}") from None

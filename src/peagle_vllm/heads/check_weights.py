@@ -58,7 +58,10 @@ def check_fc(head: Head) -> Iterator[str]:
         return
     if fc.shape == (head.hidden_size, head.aux_needed * width):
         what = f"fc takes {head.aux_needed} aux hidden states, vLLM would build it for {head.num_aux}"
-        yield f'{what}: {head.layer_place}; set "num_aux_hidden_states": {head.aux_needed} there'
+        key = (
+            "num_aux_layers" if head.family == "qwen3" and "num_aux_layers" in head.served else "num_aux_hidden_states"
+        )
+        yield f'{what}: {head.layer_place}; set "{key}": {head.aux_needed} there'
     else:
         what = f"fc.weight is {list(fc.shape)}, needs {list(needed)} ({head.num_aux} aux layers {width} wide)"
         yield f"{what}: {head.file_of('fc.weight')}; {FIT_SIZES}"

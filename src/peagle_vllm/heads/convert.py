@@ -58,7 +58,12 @@ def convert(head: Head, folder: Path, to: Format, target: Target | None, kept: n
         HeadError: a file cannot be read.
         OSError: ``folder`` cannot be written.
     """
-    tensors, config = _copied_tensors(head), _config(head, to, target)
+    assert head.folder is not None
+    config = _config(head, to, target)
+    # By vLLM's names, header and bytes of what serving reads. The vocabulary's map is written from its target ids.
+    tensors = _map_tensors(target_ids(head), head.vocab_size) if head.is_reduced else {}
+    for name, info in head.weights.items():
+        tensors[name] = replace(info, name=name), read_tensor(head.folder, info)
     if kept is not None:
         info, raw = tensors[OUTPUT]
         rows = np.frombuffer(raw, np.uint8).reshape(info.shape[0], -1)[kept]
@@ -70,24 +75,11 @@ def convert(head: Head, folder: Path, to: Format, target: Target | None, kept: n
         info, raw = tensors["mask_hidden"]
         tensors["mask_hidden"] = replace(info, shape=(1, 1, info.num_elements)), raw
     if head.config.get(SELECTOR):
-        assert head.folder is not None
         shutil.copytree(head.folder / SELECTOR_FOLDER, folder / SELECTOR_FOLDER)
     write_json(folder / "config.json", config)
     _write_safetensors(folder / "model.safetensors", dict(tensors.values()))
     if unfit := check_head(read_head(folder)):
         raise HeadError(f"the head written would be unfit ({unfit[0].line}); please report this")
-
-
-def _copied_tensors(head: Head) -> dict[str, tuple[TensorInfo, bytes]]:
-    """Every tensor that serving reads, by vLLM's names: its header and its bytes.
-
-    The vocabulary's map is written from its target ids.
-    """
-    assert head.folder is not None
-    tensors = _map_tensors(target_ids(head), head.vocab_size) if head.is_reduced else {}
-    for name, info in head.weights.items():
-        tensors[name] = replace(info, name=name), read_tensor(head.folder, info)
-    return tensors
 
 
 def _map_tensors(ids: np.ndarray, vocab_size: int) -> dict[str, tuple[TensorInfo, bytes]]:

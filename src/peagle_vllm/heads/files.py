@@ -210,7 +210,8 @@ def is_finite(raw: bytes, dtype: str) -> bool:
 
 def as_line(text: str) -> str:
     """A text as one printable line, whatever names from a file stand in it."""
-    return " ".join(text.splitlines()).encode("utf-8", "backslashreplace").decode()
+    line = " ".join(text.splitlines())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def one_line(error: object, limit: int = 120) -> str:

@@ -212,7 +212,10 @@ def read_map(head: Head) -> VocabularyMap:
         is_identity = not numbers.any() or np.array_equal(numbers, draft_ids)
         return VocabularyMap("identity", fault=None if is_identity else fault)
 
-    marked = _marked_targets(head)
+    info = head.tensors.get("t2d")
+    is_usable = info is not None and info.shape == (head.vocab_size,) and info.dtype in ("BOOL", *INTEGERS)
+    marks = head.array("t2d") if is_usable else None
+    marked = None if marks is None else marks.astype(bool).nonzero()[0]
     misfit = _misfit(numbers + draft_ids, marked, head.vocab_size)
     ids_fit = _misfit(numbers, marked, head.vocab_size) is None
     if misfit is None and not ids_fit:
@@ -244,12 +247,3 @@ def _misfit(targets: np.ndarray, marked: np.ndarray | None, vocab_size: int) -> 
     if len(np.unique(targets)) < len(targets):
         return "sends two draft ids to one target id"
     return None
-
-
-def _marked_targets(head: Head) -> np.ndarray | None:
-    """The target ids that ``t2d`` marks, ascending, where the head carries a usable one."""
-    info = head.tensors.get("t2d")
-    if info is None or info.shape != (head.vocab_size,) or info.dtype not in ("BOOL", *INTEGERS):
-        return None
-    marks = head.array("t2d")
-    return None if marks is None else marks.astype(bool).nonzero()[0]

@@ -6,7 +6,6 @@ is not P-EAGLE on to the original.
 
 import functools
 import importlib
-import os
 from typing import TYPE_CHECKING
 
 import wrapt
@@ -37,7 +36,7 @@ def _install(patch: "Patch", hook: "Hook", module: object) -> None:
     """Install one patch in a module of vLLM. Where it does not fit, vLLM keeps its own code and P-EAGLE is refused."""
     try:
         hook(module)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, ImportError, KeyError, TypeError) as error:
         logger.warning(
             "peagle-vllm: the patch %s does not fit this vLLM (%s); P-EAGLE will be refused, everything else runs",
             patch.name,
@@ -59,7 +58,7 @@ def refuse_if_changed() -> None:
     if install is None:
         return
     try:
-        accepted = fingerprint.accepted_patches(os.environ.get(fingerprint.ACCEPT))
+        accepted = fingerprint.accepted_patches()
     except ValueError as error:
         raise RefusedError(str(error)) from None
     report = fingerprint.check(install, accepted=accepted)

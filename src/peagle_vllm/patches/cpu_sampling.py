@@ -21,7 +21,7 @@ def _expand_kernel_impl(original, output, input_val, cu_num_tokens, replace_from
 
 
 @PATCH.wraps("vllm.v1.sample.ops.topk_topp_sampler", "apply_top_k_only")
-def apply_top_k_only(original, logits, k):
+def apply_top_k_only(original, logits, *args, **kwargs):
     if patches.serving_peagle and not len(logits):
         return logits
-    return original(logits, k)
+    return original(logits, *args, **kwargs)

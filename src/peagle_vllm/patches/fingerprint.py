@@ -1,6 +1,7 @@
 """Does vLLM still look as it did when each patch was written? Compares source text, imports no vLLM."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -25,10 +26,10 @@ def load_recorded() -> Recorded:
     return json.loads(files("peagle_vllm.patches").joinpath(FINGERPRINTS).read_text(encoding="utf-8"))
 
 
-def accepted_patches(value: str | None) -> frozenset[str]:
+def accepted_patches() -> frozenset[str]:
     """The patches that PEAGLE_VLLM_ACCEPT, "gate,head-config" or not set, names. ValueError at an unknown one."""
     known = [patch.name for patch in all_patches()]
-    names = [name.strip() for name in (value or "").split(",") if name.strip()]
+    names = [name.strip() for name in os.environ.get(ACCEPT, "").split(",") if name.strip()]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"{unknown[0]!r} is no patch: {ACCEPT}; name some of {', '.join(known)}")
     return frozenset(names)

@@ -8,13 +8,13 @@ PATCH = Patch(name="v1-async", runner="V1")
 
 
 @PATCH.wraps("vllm.v1.core.sched.async_scheduler", "AsyncScheduler._update_after_schedule")
-def _update_after_schedule(original, self, scheduler_output):
+def _update_after_schedule(original, self, scheduler_output, *args, **kwargs):
     """Drop the drafts of a request that misses a step, because the token budget is used up or max_model_len is near.
 
     The worker has lost them. V1 would verify placeholders and reject them all, after an empty step with the
     distribution of the lost drafts, so that sampled answers were wrong. Until vLLM PR 46899.
     """
-    original(self, scheduler_output)
+    original(self, scheduler_output, *args, **kwargs)
     if is_peagle(self.vllm_config) and not self.use_v2_model_runner:
         for request in self.running:
             if request.request_id not in scheduler_output.num_scheduled_tokens:
@@ -37,7 +37,7 @@ def _update_states(original, self, scheduler_output, *args, **kwargs):
 
 
 @PATCH.wraps("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._prepare_input_ids")
-def _prepare_input_ids(original, self, scheduler_output, num_reqs, num_tokens, cu_num_tokens):
+def _prepare_input_ids(original, self, scheduler_output, num_reqs, num_tokens, *args, **kwargs):
     """With ``enable_prompt_embeds`` vLLM marks as tokens what it has sampled, at an index that leaves drafts out.
 
     It reads the other rows of an answer from a stale buffer. After the prompt, every row is a token.
@@ -46,4 +46,4 @@ def _prepare_input_ids(original, self, scheduler_output, num_reqs, num_tokens, c
         after = self.input_batch.num_computed_tokens_cpu - self.input_batch.num_prompt_tokens
         after = self.query_pos.np[:num_tokens] + after[self.req_indices.np[:num_tokens]]
         self.is_token_ids.np[:num_tokens] |= after >= 0
-    return original(self, scheduler_output, num_reqs, num_tokens, cu_num_tokens)
+    return original(self, scheduler_output, num_reqs, num_tokens, *args, **kwargs)

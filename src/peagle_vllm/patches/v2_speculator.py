@@ -47,9 +47,9 @@ PATCH = Patch(
 
 @PATCH.wraps("vllm.v1.worker.gpu.spec_decode", "init_speculator")
 @PATCH.wraps("vllm.v1.worker.gpu.model_runner", "init_speculator")  # which imports it by value
-def init_speculator(original, vllm_config, device, req_states):
+def init_speculator(original, vllm_config, device, req_states, *args, **kwargs):
     if not is_peagle(vllm_config):
-        return original(vllm_config, device, req_states)
+        return original(vllm_config, device, req_states, *args, **kwargs)
     # Imported late: vLLM's CPU worker patches names that these modules would bind.
     from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 
@@ -71,9 +71,9 @@ def load_model(original, self, *args, **kwargs):
 
 
 @PATCH.wraps("vllm.v1.worker.gpu.spec_decode.eagle.utils", "_should_share")
-def _should_share(original, eagle, flag, draft, target):
+def _should_share(original, eagle, flag, draft, target, *args, **kwargs):
     """A quantized layer is no copy of another; vLLM compares weights that it may not have (PR 53104)."""
     dtypes = {getattr(getattr(module, "weight", None), "dtype", module) for module in (draft, target)}
     if hasattr(eagle, "mask_hidden") and getattr(eagle, flag, False) and len(dtypes) > 1:
         return False
-    return original(eagle, flag, draft, target)
+    return original(eagle, flag, draft, target, *args, **kwargs)

@@ -29,6 +29,7 @@ PATCH = Patch(
     depends_on={
         "vllm.config.speculative": ("SpeculativeConfig.__post_init__(...)",),
         "vllm.config.vllm": ("VllmConfig.__post_init__(...)",),
+        "vllm.v1.engine.input_processor": ("InputProcessor.process_inputs(...)",),
         # Reads the aux layers that _give_config names.
         "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": ("get_eagle3_aux_layers_from_config",),
     },

@@ -21,8 +21,8 @@ PATCH = Patch(
 
 
 @PATCH.wraps("vllm.v1.worker.gpu_worker", "Worker._set_draft_weight_update_target")
-def _set_draft_weight_update_target(original, self):
-    original(self)
+def _set_draft_weight_update_target(original, self, *args, **kwargs):
+    original(self, *args, **kwargs)
     if updates := _updates(self):
         updates.begin()
 
@@ -40,12 +40,12 @@ def update_weights(original, self, *args, **kwargs):
 
 
 @PATCH.wraps("vllm.v1.worker.gpu_worker", "Worker.finish_weight_update")
-def finish_weight_update(original, self):
+def finish_weight_update(original, self, *args, **kwargs):
     updates = _updates(self)
     if updates is None or not self._weight_update_is_draft:
-        return original(self)
+        return original(self, *args, **kwargs)
     try:
-        original(self)
+        original(self, *args, **kwargs)
     except BaseException as error:
         return updates.end(error)
     return updates.end(None)

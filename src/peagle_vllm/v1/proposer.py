@@ -44,7 +44,11 @@ class ParallelEagleProposer(EagleProposer):
     drafts_up_to_max_model_len = True  # read by the patch drafter-limit
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None):
-        refuse_mixed_windows(vllm_config)
+        draft = vllm_config.speculative_config.draft_model_config
+        kinds = sorted(set(draft.hf_config.layer_types or ()))
+        if len(kinds) > 1:  # vLLM's V1 runner keeps one attention metadata for all of a head's layers
+            what = f"layer_types names {' and '.join(kinds)} layers, and the V1 model runner drafts with one kind only"
+            raise RefusedError(f"{what}: {draft.model}/config.json; {USE_V2}")
         super().__init__(vllm_config, device, runner)
         self.runner = runner
         # Filled where the inherited forward reads. The runner hands captured hidden states over side by side.
@@ -60,14 +64,11 @@ class ParallelEagleProposer(EagleProposer):
         self._row_of_req = torch.arange(self.max_batch_size, dtype=torch.int64, device=device)
         self._ones = torch.ones(self.max_batch_size, dtype=torch.int32, device=device)
         self._none_rejected = torch.zeros(self.max_batch_size, dtype=torch.int32, device=device)
+        self._vocab_size = vllm_config.model_config.get_vocab_size()
         self.prompt_lookup_min = prompt_lookup_min(vllm_config)
         self.history = TokenHistory(self.max_batch_size, self._max_len, device) if self.prompt_lookup_min else None
         self.observer: Observer | None = None
         self._is_warm = False
-
-    @property
-    def _vocab_size(self) -> int:
-        return self.vllm_config.model_config.get_vocab_size()
 
     @property
     def _max_len(self) -> int:
@@ -92,14 +93,6 @@ class ParallelEagleProposer(EagleProposer):
             raise RefusedError(f"{what}; {USE_V2}") from None
         warn_of_split(self.model, self.vllm_config, kv_cache_config)
         log_start(self, kv_cache_config, [self.history] if self.history else [])
-
-    def _projected_mask(self) -> torch.Tensor:
-        """m: [hidden_size] ``mask_hidden`` after the head's ``fc``."""
-        m = self.parallel_drafting_hidden_state_tensor
-        if self.updates.mask_is_stale:
-            m.copy_(self.model.combine_hidden_states(self.model.mask_hidden.view(1, -1))[0])
-            self.updates.mask_is_stale = False
-        return m
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int, *args: Any, is_graph_capturing: bool = False, **kwargs: Any) -> None:
@@ -233,8 +226,11 @@ class ParallelEagleProposer(EagleProposer):
             max_model_len=self._max_len,
             parallel_drafting_token_id=self.parallel_drafting_token_id,
         )
-        row_map = buffers.row_map[:num_rows]
-        gather_hidden(self.hidden_states[:num_rows], target_hidden_states, self._projected_mask(), row_map)
+        m, row_map = self.parallel_drafting_hidden_state_tensor, buffers.row_map[:num_rows]
+        if self.updates.mask_is_stale:
+            m.copy_(self.model.combine_hidden_states(self.model.mask_hidden.view(1, -1))[0])
+            self.updates.mask_is_stale = False
+        gather_hidden(self.hidden_states[:num_rows], target_hidden_states, m, row_map)
 
         bound = cad.seq_lens_cpu_upper_bound
         if bound is not None:
@@ -293,12 +289,11 @@ class ParallelEagleProposer(EagleProposer):
         """The head's drafts, and what they were drawn from."""
         selector = self.drawn_by
         if selector is None or not self._enable_probabilistic_draft_probs or sampling_metadata.all_greedy:
-            return super()._sample_draft_tokens(hidden_states, sampling_metadata)
+            return self._greedy_sample(hidden_states), None
         columns = []
 
         def draw(scores: torch.Tensor, column: int) -> torch.Tensor:
-            chosen, probs = self._sample_from_logits(scores, sampling_metadata)
-            assert probs is not None
+            chosen, probs = self._draw(scores, sampling_metadata)
             columns.append(probs.float())
             return chosen
 
@@ -309,18 +304,13 @@ class ParallelEagleProposer(EagleProposer):
         draft_probs = torch.zeros(len(ids), self._vocab_size, device=self.device)
         return drafts.view(-1), draft_probs.scatter_(1, targets, torch.stack(columns, dim=1).flatten(0, 1))
 
-    def _sample_from_logits(
-        self, logits: torch.Tensor, sampling_metadata: SamplingMetadata
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _draw(self, logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:
         """Candidates; the request's top-k and top-p apply to the head's distribution, as to the target's.
 
         A seeded request draws from its own generator, so that it repeats itself.
         """
-        if self._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy:
-            logits = within_limits(logits, sampling_metadata)
-        draft_token_ids, draft_probs = super()._sample_from_logits(logits, sampling_metadata)
-        if draft_probs is None or not sampling_metadata.generators:
-            return draft_token_ids, draft_probs
+        logits = within_limits(logits, sampling_metadata)
+        draft_token_ids, draft_probs = self._sample_from_logits(logits, sampling_metadata)
         # The metadata's temperature is on the GPU: reading it would wait until the GPU has drafted.
         temperature, unfinished_prefill = self.runner.input_batch.temperature_cpu, self.runner.discard_request_mask.np
         for req, generator in sampling_metadata.generators.items():
@@ -345,15 +335,3 @@ def within_limits(logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> 
     # vLLM's kernel for a GPU would be compiled for the few candidates while a request waits.
     kept = apply_top_k_top_p_pytorch(logits / scale, top_k, top_p)
     return logits.masked_fill(kept == -float("inf"), -float("inf"))
-
-
-def refuse_mixed_windows(vllm_config: VllmConfig) -> None:
-    """Refuse a head with sliding and full layers: vLLM's V1 runner keeps one attention metadata for all of them."""
-    spec = vllm_config.speculative_config
-    hf_config = spec.draft_model_config.hf_config
-    kinds = set(hf_config.layer_types or ())
-    if len(kinds) > 1:
-        what = (
-            f"layer_types names {' and '.join(sorted(kinds))} layers, and the V1 model runner drafts with one kind only"
-        )
-        raise RefusedError(f"{what}: {spec.draft_model_config.model}/config.json; {USE_V2}")

@@ -145,13 +145,6 @@ def supported(graphs: DraftGraphs, backends: AttentionCGSupportInfo, has_pieces:
     return graphs if has_pieces else replace(graphs, mixed=())
 
 
-def depth_by_batch_size(vllm_config: VllmConfig) -> list[int]:
-    """K of a step with so many requests, from index 1 on."""
-    max_num_seqs, max_k = vllm_config.scheduler_config.max_num_seqs, vllm_config.num_speculative_tokens
-    schedule = vllm_config.speculative_config.num_speculative_tokens_per_batch_size or [(1, max_num_seqs, max_k)]
-    return build_dynamic_sd_schedule_lookup(schedule, max_num_seqs, max_k)
-
-
 def continued(sizes: Iterable[int], limit: int, step: int) -> list[int]:
     """``sizes`` cut at ``limit``, then on in steps of a sixteenth, at least ``step``, to ``limit`` itself."""
     extended = sorted({min(size, limit) for size in sizes})
@@ -161,7 +154,9 @@ def continued(sizes: Iterable[int], limit: int, step: int) -> list[int]:
 
 
 def _decode_shapes(vllm_config: VllmConfig) -> set[Shape]:
-    depths, max_k = depth_by_batch_size(vllm_config), vllm_config.num_speculative_tokens
+    max_num_seqs, max_k = vllm_config.scheduler_config.max_num_seqs, vllm_config.num_speculative_tokens
+    schedule = vllm_config.speculative_config.num_speculative_tokens_per_batch_size or [(1, max_num_seqs, max_k)]
+    depths = build_dynamic_sd_schedule_lookup(schedule, max_num_seqs, max_k)  # by requests, from index 1 on
     counts = {k: _request_counts(vllm_config, k) for k in set(depths[1:])}
     shapes = set()
     for num_reqs, k in enumerate(depths[1:], start=1):

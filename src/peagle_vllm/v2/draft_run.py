@@ -9,7 +9,6 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
 from peagle_kernels import geometry
-from peagle_kernels.batch import DraftBuffers
 from peagle_kernels.layout import DraftBatch
 from peagle_vllm.v2.attention import DraftAttention
 
@@ -44,26 +43,19 @@ def dummy_run(
         num_reqs = min(desc.num_tokens, max_num_reqs)
         starts = np.linspace(0, desc.num_tokens, num_reqs + 1).astype(np.int32)
         batch = DraftBatch(num_reqs, 0, 0, desc.num_tokens, num_reqs)
-    _fill_dummy(attention.buffers, starts)
+    buffers = attention.buffers
+    buffers.query_start_loc[: num_reqs + 1].copy_(torch.from_numpy(starts))
+    buffers.seq_lens.zero_()
+    buffers.seq_lens[:num_reqs].copy_(torch.from_numpy(np.diff(starts)))
+    for zeros in (buffers.input_ids, buffers.positions, buffers.sample_indices, buffers.sample_pos):
+        zeros.zero_()
+    buffers.row_map.fill_(geometry.PAD_ROW)
+    buffers.slot_mappings.fill_(geometry.PAD_SLOT)
+    buffers.sample_idx_mapping.fill_(-1)
     attention.block_tables.get_dummy_block_tables(num_reqs)  # zeroes the tables that metadata reads
     bound = None if is_full else np.diff(starts)
     metadata = attention.metadata(num_reqs, starts, seq_lens_bound=bound, capture=is_full)
     return DraftRun(batch, fc_inputs[: 1 + batch.num_staging_rows], hidden_states[: batch.num_rows], metadata)
-
-
-def _fill_dummy(buffers: DraftBuffers, starts: np.ndarray) -> None:
-    """A batch of these starts that computes and touches nothing: no KV, no live request."""
-    num_reqs = len(starts) - 1
-    buffers.query_start_loc[: num_reqs + 1].copy_(torch.from_numpy(starts))
-    buffers.seq_lens.zero_()
-    buffers.seq_lens[:num_reqs].copy_(torch.from_numpy(np.diff(starts)))
-    buffers.input_ids.zero_()
-    buffers.positions.zero_()
-    buffers.row_map.fill_(geometry.PAD_ROW)
-    buffers.slot_mappings.fill_(geometry.PAD_SLOT)
-    buffers.sample_indices.zero_()
-    buffers.sample_pos.zero_()
-    buffers.sample_idx_mapping.fill_(-1)
 
 
 def first_rows(buffer: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Which vLLM is served: any whose definitions are as recorded, and one whose user accepts that they differ."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -74,5 +75,6 @@ def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: 
 def test_a_patch_that_does_not_fit_leaves_vllm_alone(warned):
     """A vLLM without what a patch wraps: the import goes on, and says so."""
     ((name, hook),) = drafter_limit.PATCH.hooks
-    patches._install(drafter_limit.PATCH, hook, ModuleType(name))
-    assert warned("the patch drafter-limit does not fit this vLLM")
+    for each in (hook, lambda _: import_module("vllm.gone")):
+        patches._install(drafter_limit.PATCH, each, ModuleType(name))
+    assert len(warned("the patch drafter-limit does not fit this vLLM")) == 2
