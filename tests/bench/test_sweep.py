@@ -179,4 +179,4 @@ def test_a_whole_sweep_is_continued_by_its_like_only(trial: Trial) -> None:
     assert "begun with other versions (torch)" in one_line(trial.run(2))
     for text in ("{", '{"suite": {}}'):
         sweep.write_text(text)
-        assert "sweep.json: is none of `bench run`" in one_line(trial.run(2))
+        assert "sweep.json: not from `bench run`" in one_line(trial.run(2))

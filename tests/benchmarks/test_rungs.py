@@ -226,6 +226,7 @@ from benchmarks import engine, gpu_day, parts, real_gpu, rung4, train_gpu
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.training import to_options
 config = Config.model_validate(train_gpu.SETTINGS, context="/").model_copy(update={"target": "models/tiny-llama"})
+config = config.model_copy(update={"head": config.head.model_copy(update={"draft_vocab": None})})
 folder = Path(tempfile.mkdtemp())
 long = engine.dummy_pair(engine.LONG_ARMS[engine.WINDOW], [1], folder, max(rung4.PROMPTS))
 print(json.dumps({

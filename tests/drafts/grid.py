@@ -66,6 +66,8 @@ class Cell:
             # A rounded gate moves a selector's scores by more than rounding moves logits, the best logits are often
             # equal, and each layer rounds again: from three on, one row in thousands differs by 3 ulp, as stock vLLM's.
             cell = replace(cell, selector=False, drafts="greedy", layers=min(cell.layers, 2))
+            # Mask rows that see no other row are alike, so that roundings decide.
+            cell = cell if cell.window >= cell.k else replace(cell, window=0)
         if cell.fmt == "aws":  # no trainer publishes these names of tensors
             cell = replace(cell, weights="loaded")
         if cell.fmt == "served":  # the head names a target of its own family

@@ -89,23 +89,22 @@ def test_prompt_logprobs_survive_what_drafts_overwrite():
         ("plugin-v1", {"logprob_token_ids": [5, 6]}, "logprob_token_ids needs Model Runner V2"),
         ("plugin-v2", {"allowed_token_ids": [7] * 1025}, "allowed_token_ids holds 1025 tokens; .* takes 1024"),
         ("plugin-v2", {"bad_words": ["a" * 1024]}, "bad_words makes .* tokens; .* takes 1024"),
-        (
-            "plugin-v2",
-            {"min_tokens": 1, "stop_token_ids": [*range(129)]},
-            "stop_token_ids beside min_tokens, .* takes 128",
-        ),
+        # With the end of text.
+        ("plugin-v2", {"min_tokens": 1, "stop_token_ids": [*range(9, 137)]}, "stop_token_ids .* 129 tokens"),
+        ("", {"allowed_token_ids": [7] * 1024}, ""),
     ],
 )
 def test_requests_that_end_the_other_runner_are_answered(what, parameters, problem):
     """The engine of the runner that cannot serve one refuses it, and goes on."""
     from vllm.exceptions import VLLMValidationError
 
-    refused = pytest.raises(VLLMValidationError, match=problem)
+    live, refused = engine(SETTINGS), pytest.raises(VLLMValidationError, match=problem)
     with refused if what == ARM else nullcontext():
-        (answer,) = engine(SETTINGS).run([ask(0, 2, **parameters)]).values()
+        (answer,) = live.run([ask(0, 2, **parameters)]).values()
         assert len(answer.output) == 2
         if "logprob_token_ids" in parameters:
             assert {5, 6} <= set(answer.raw.outputs[0].logprobs[0])
+    assert len(live.run([ask(1, 2)]).popitem()[1].output) == 2
 
 
 def test_several_sampled_outputs_of_one_seed_repeat_and_differ():

@@ -57,6 +57,8 @@ def test_a_cached_head_is_its_snapshot(shards: int, tmp_path: Path):
     assert find(str(snapshot)) == snapshot
     config = report(read_head(snapshot), [])["speculative_config"]
     assert (config["model"], config["revision"]) == (REPO, COMMIT)  # no path of this machine
+    other = head.save(tmp_path / "snapshots" / "step-100")  # of a training, say
+    assert report(read_head(other), [])["speculative_config"].items() >= {"model": str(other)}.items()
     next(snapshot.glob("*.safetensors")).unlink()
     for revision in (None, "b" * 40):
         with pytest.raises(HeadError, match="HF_HUB_OFFLINE is set"):

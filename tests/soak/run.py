@@ -59,8 +59,7 @@ class Tally:
 def serving(runner: str, port: int, speculated: bool = True) -> AbstractContextManager[Server]:
     """The example's server, with a KV cache too small for its requests; or one without a head."""
     pair = ["--config", "examples/pairs/tiny.yaml"] if speculated else NO_SPECULATION
-    start = ["-m", "tests.soak.serve_v2"] if runner == "V2" else ["-m", "vllm.entrypoints.openai.api_server"]
-    command = [sys.executable, *start, *pair, "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "tests.soak.serve", *pair, "--host", "127.0.0.1", "--port", str(port)]
     command += [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
     command += ["--structured-outputs-config", JSON_WITHOUT_BLANKS]
     env = environment() | ({"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"} if runner == "V2" else {})

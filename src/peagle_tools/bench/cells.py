@@ -126,10 +126,10 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     file = folder / "sweep.json"
     try:
         sweep = json.loads(file.read_text()) if file.exists() else {}
-        if sweep != {} and not (isinstance(sweep, dict) and {"suite", "hardware", "prompts"} <= sweep.keys()):
+        if sweep and {"suite", "versions", "hardware", "prompts"}.difference(sweep):
             raise ValueError
         return sweep
-    except ValueError:
+    except (ValueError, TypeError):  # a number, say
         raise ToolError(
-            f"{file}: is none of `bench run`; take it from its source again, or name another folder"
+            f"{file}: not from `bench run`; take it from its source again, or name another folder"
         ) from None

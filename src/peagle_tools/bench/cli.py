@@ -54,8 +54,9 @@ def run(
         plan = read_yaml(suite, Suite, "suite")
         if unknown := [name for name in arm or [] if name not in plan.arms]:
             fail(f"{suite} has no arm {unknown[0]!r}; it has {', '.join(plan.arms)}")
-        if missing := set(k or ()) - {depth for each in plan.arms.values() for depth in each.k}:
-            fail(f"{suite} has no arm with K={min(missing)}")
+        depths = {0, *(depth for name in arm or plan.arms for depth in plan.arms[name].k)}
+        if missing := set(k or ()) - depths:
+            fail(f"{suite} has no such arm with K={min(missing)}; it has {sorted(depths)}")
         if any(dataset.hub for dataset in plan.datasets.values()):
             check_extra("datasets")  # else every cell would fail
         cells = grid(plan, arms=arm or [], k=k or [], concurrency=concurrency or [], repeats=repeats)

@@ -76,7 +76,7 @@ def best_table(dataset: str, points: Sequence[Point]) -> str:
     arms, concurrencies = list(dict.fromkeys(p.arm for p in points)), sorted({p.concurrency for p in points})
 
     def rate(p: Point | None) -> str:
-        return number(p.tokens_per_second.median) + (f" (K={p.k})" if p.k else "") if p else "not measured"
+        return number(p.tokens_per_second.median) + (f" (K={p.k})" if p.k else "") if p else "no result"
 
     def ratio(a: Point | None, b: Point | None) -> str:
         return a.tokens_per_second.over(b.tokens_per_second).text() if a and b else ""

@@ -40,7 +40,17 @@ def choose(head: Head, target: str, size: int, conversations: list[Messages]) ->
     Raises:
         ToolError: the head cannot be trimmed, or not to ``size``.
     """
-    _check(head, size)
+    other = "name the head it was made from"
+    if head.config.get(SELECTOR) is not None:
+        raise ToolError(f"{head.name} has a selector, which fits no other vocabulary; {other}")
+    if head.is_quantized:
+        raise ToolError(f"{head.name} is quantized; {other}")
+    if OUTPUT not in head.tensors:
+        raise ToolError(
+            f"{head.name} has no lm_head of its own, so it drafts all of the target's; leave --draft-vocab out"
+        )
+    if size >= head.draft_vocab_size:
+        raise ToolError(f"--draft-vocab is {size}, {head.name} drafts {head.draft_vocab_size} tokens; give fewer")
     tokenizer, ids = read_tokenizer(target), target_ids(head)
     needed = needed_ids(tokenizer)
     if size < (least := int(np.isin(ids, needed).sum())):
@@ -74,20 +84,6 @@ def ranked(counts: np.ndarray, ids: np.ndarray, needed: list[int]) -> np.ndarray
     number = counts[ids]
     number[np.isin(ids, needed)] = counts.max() + 1
     return np.argsort(-number, kind="stable")
-
-
-def _check(head: Head, size: int) -> None:
-    other = "name the head it was made from"
-    if head.config.get(SELECTOR) is not None:
-        raise ToolError(f"{head.name} has a selector, which fits no other vocabulary; {other}")
-    if head.is_quantized:
-        raise ToolError(f"{head.name} is quantized; {other}")
-    if OUTPUT not in head.tensors:
-        raise ToolError(
-            f"{head.name} has no lm_head of its own, so it drafts all of the target's; leave --draft-vocab out"
-        )
-    if size >= head.draft_vocab_size:
-        raise ToolError(f"--draft-vocab is {size}, {head.name} drafts {head.draft_vocab_size} tokens; give fewer")
 
 
 def _counts(tokenizer: Any, texts: list[str], vocab_size: int) -> np.ndarray:

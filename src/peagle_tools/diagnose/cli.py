@@ -34,6 +34,8 @@ def diagnose(
     Exit status: 0 a usual curve; 1 the head is unfit, the curve is unusual, or a change helped; 2 something cannot be
     read or run.
     """
+    terminal.exit_on_sigterm()
+    arguments = terminal.json_object(engine)
     with one_line_errors("cuda"):
         from rich.console import Console
 
@@ -50,9 +52,6 @@ def diagnose(
         from peagle_vllm.heads.target import read_target, read_tokens, special_tokens
         from peagle_vllm.serving import RefusedError
 
-    terminal.exit_on_sigterm()
-    arguments = terminal.json_object(engine)
-    with one_line_errors():
         asked = read_prompts(prompts) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
         model = read_target(target)
         source = read_head(download(head))

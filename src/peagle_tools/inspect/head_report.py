@@ -22,7 +22,7 @@ from peagle_vllm.heads.head import Head, read_map
 from peagle_vllm.heads.selector import read_selector_config
 from peagle_vllm.heads.target import Target, Token
 
-SCHEMA = 4
+SCHEMA = 5
 
 
 def report(
@@ -40,9 +40,9 @@ def report(
     selector = None
     with suppress(HeadError):  # what cannot be read is a problem of its own
         selector = read_selector_config(head.config, head.config_file)
-    name = head.name
-    if head.folder and head.commit:  # .../models--org--name/snapshots/COMMIT, which no other machine has
-        name = head.folder.parents[1].name.removeprefix("models--").replace("--", "/")
+    repo = head.folder.absolute().parents[1].name if head.folder and head.commit else ""
+    is_cached = repo.startswith("models--")  # .../models--org--name/snapshots/COMMIT, which no other machine has
+    name = repo.removeprefix("models--").replace("--", "/") if is_cached else head.name
     config = {"method": "eagle3", "model": name, "parallel_drafting": True}
     config |= {"num_speculative_tokens": min(head.trained_depth or 5, 5)}
     return {
@@ -77,7 +77,7 @@ def report(
         "from_target": [name for name in ("embed_tokens", "lm_head") if not head.has(name)],
         "selector": selector and {"rank": selector.selector_rank, "candidates": selector.selector_top_k},
         "target": target.name if target else None,
-        "speculative_config": config | ({"revision": head.commit} if head.commit else {}),
+        "speculative_config": config | ({"revision": head.commit} if is_cached or not head.folder else {}),
         "problems": [asdict(problem) for problem in problems],
         "fit": fit,
     }

@@ -72,7 +72,7 @@ def one_line_errors(extra: str = "") -> Iterator[None]:
         if not extra:
             raise
         constraints = " (with vLLM: requirements/train.txt)" if extra == "train" else ""
-        fail(f'{error.name} is not installed: pip install "peagle-vllm[{extra}]"{constraints}')
+        fail(f'{error.name or one_line(error)} is not installed: pip install "peagle-vllm[{extra}]"{constraints}')
 
 
 def exit_if_unfit(problems: "Iterable[Problem]") -> None:

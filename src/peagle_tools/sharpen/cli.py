@@ -38,6 +38,8 @@ def sharpen(
 
     Exit status: 0 written; 1 not better, nothing written; 2 something cannot be read or run.
     """
+    arguments = json_object(engine)
+    exit_on_sigterm()
     with one_line_errors("cuda"):
         from peagle_tools.shared.prompt_files import read_prompts
         from peagle_tools.shared.prompts import read_tokenizer, templated
@@ -47,9 +49,6 @@ def sharpen(
         from peagle_vllm.heads.head import read_head
         from peagle_vllm.heads.target import read_target
 
-    arguments = json_object(engine)
-    exit_on_sigterm()
-    with one_line_errors():
         aside = read_prompts(held_out) if held_out else None
         learn, aside = sharpening.split(read_prompts(prompts), aside)
         model, source = read_target(target), read_head(download(head))

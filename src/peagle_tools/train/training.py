@@ -23,8 +23,6 @@ from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.selector_training import new_selector
 from peagle_tools.train.trainer import Trainer
-from peagle_vllm.heads.files import find
-from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 
 # Of speculators' options: processes run mask rows different numbers of times, and would wait for each other's shards;
@@ -95,8 +93,7 @@ def to_options(config: Config) -> TrainConfig:
     """peagle.yaml as speculators' options.
 
     Raises:
-        ToolError: ``speculators`` has a name or a value that speculators has not, or the target or this machine lacks.
-        HeadError: ``head.init`` names no head.
+        ToolError, HeadError: a name or a value that speculators, the target, ``head.init`` or this machine has not.
     """
     head, step = config.head, config.step
     ours: dict[str, Any] = {
@@ -155,7 +152,7 @@ def to_options(config: Config) -> TrainConfig:
     if (head.draft_vocab or 0) > size:
         raise ToolError(f"head.draft_vocab: {head.draft_vocab} are more than the target's {size} tokens; lower it")
     if head.init not in (None, "target"):
-        read_head(find(head.init))
+        warm_start.check_init(config)
     for name in filter(None, (options.logging.logger or "").split(",")):
         if not find_spec(name):
             raise ToolError(f"speculators.logger: {name} is not installed; pip install {name}, or leave it out")

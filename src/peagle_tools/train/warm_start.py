@@ -12,8 +12,8 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.peagle_yaml import Config
 from peagle_vllm.heads.checks import check
-from peagle_vllm.heads.files import download, one_line
-from peagle_vllm.heads.head import read_head
+from peagle_vllm.heads.files import download, find, one_line
+from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.target import read_target
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -22,18 +22,14 @@ NOT_IN_A_HEAD = ("verifier_", "mask_hidden", "lm_head.", "embed_tokens.")
 SMALL = 0.1  # of what is left next to the identity where the head begins as the target's last layers
 
 
-def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
-    """The head of ``args`` with layers, norms, vocabulary and weights of the head that ``head.init`` names.
-
-    Layers beyond that head's begin as the identity, so that it drafts the same.
+def check_init(config: Config) -> Head:
+    """The head that ``head.init`` names; its weights are not read.
 
     Raises:
-        ToolError: that head cannot become the one of peagle.yaml.
-        HeadError: it cannot be read.
+        ToolError, HeadError: it cannot be read, or become the one of peagle.yaml.
     """
     init, layers = str(config.head.init), config.head.layers
-    folder = download(init)
-    head = read_head(folder)
+    head = read_head(find(init))
     if head.kind == "target" or not head.is_speculators:
         remedy = "`peagle-vllm convert --to speculators` writes one so"
         raise ToolError(f"head.init: {init} is no head as speculators writes it; {remedy}")
@@ -47,6 +43,21 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     ):
         if ours != theirs:
             raise ToolError(f"head.{key}: is {ours}, but the head of head.init ({init}) has {theirs}; write {theirs}")
+    return head
+
+
+def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
+    """The head of ``args`` with layers, norms, vocabulary and weights of the head that ``head.init`` names.
+
+    Layers beyond that head's begin as the identity, so that it drafts the same.
+
+    Raises:
+        ToolError: that head cannot become the one of peagle.yaml.
+        HeadError: it cannot be read.
+    """
+    init, layers = str(config.head.init), config.head.layers
+    folder = download(init)
+    head = check_init(config)
     weights = {name: tensor for file in head.weight_files for name, tensor in load_file(folder / file).items()}
     options = vars(args) | {name: head.config.get(name, False) for name in NORMS}
     options["draft_vocab_size"] = head.draft_vocab_size

@@ -210,7 +210,7 @@ def is_finite(raw: bytes, dtype: str) -> bool:
 
 def as_line(text: str) -> str:
     """A text as one printable line, whatever names from a file stand in it."""
-    line = " ".join(text.splitlines())
+    line = " ".join(text.expandtabs(1).splitlines())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 

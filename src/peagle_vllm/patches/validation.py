@@ -128,7 +128,12 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
         raise RefusedError("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
     _check_positions(spec.draft_model_config, vllm_config.model_config.max_model_len)
     lookup.settle_lookup(vllm_config)
-    _warn_of_refused_sampling(vllm_config.model_config)
+    target = vllm_config.model_config
+    if min_p := target.get_diff_sampling_param().get("min_p"):
+        warn_once(
+            f"generation_config.json of {target.model} sets min_p={min_p}, which vLLM refuses with speculation: every "
+            """sampled request ends in HTTP 400; add --override-generation-config '{"min_p": 0}'"""
+        )
     _check_parallelism(vllm_config)
 
 
@@ -140,8 +145,8 @@ def process_inputs(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     request = original(self, *args, **kwargs)
     if request.sampling_params is not None and is_peagle(self.vllm_config):
         check = _check_request_on_v2 if self.vllm_config.use_v2_model_runner else _check_request_on_v1
-        for name, problem in check(request.sampling_params):
-            raise VLLMValidationError(f"{name} {problem}", parameter=name)
+        if found := next(check(request.sampling_params), None):
+            raise VLLMValidationError(" ".join(found), parameter=found[0])
     return request
 
 
@@ -226,15 +231,6 @@ def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
         warn_once(
             f"{draft.model} names a {named[0]}, as P-EAGLE heads do, and is served as EAGLE-3, one token a forward: "
             'if it is a P-EAGLE head, add "parallel_drafting": true to the speculative config'
-        )
-
-
-def _warn_of_refused_sampling(target: "ModelConfig") -> None:
-    """vLLM refuses a request for a parameter that its client never sent, where the target's defaults have it."""
-    if min_p := target.get_diff_sampling_param().get("min_p"):
-        warn_once(
-            f"generation_config.json of {target.model} sets min_p={min_p}, which vLLM refuses with speculation: every "
-            """sampled request ends in HTTP 400; add --override-generation-config '{"min_p": 0}'"""
         )
 
 
