@@ -31,6 +31,7 @@ def test_greedy_stop_strings_and_penalties_are_those_without_speculation():
         ask(0, 32, stop=[stop]),
         ask(3, ignore_eos=False, min_tokens=4),
         ask(4, repetition_penalty=1.3, presence_penalty=0.5),
+        *(ask(i, min_tokens=minimum, stop_token_ids=[227]) for i, minimum in ((0, 12), (1, 7), (1, 10))),
     ]
     answers = [(plain.raw.outputs[0], speculated.raw.outputs[0]) for plain, speculated in both(SETTINGS, requests)]
     for plain, speculated in answers:
@@ -91,7 +92,9 @@ def test_prompt_logprobs_survive_what_drafts_overwrite():
         ("plugin-v2", {"bad_words": ["a" * 1024]}, "bad_words makes .* tokens; .* takes 1024"),
         # With the end of text.
         ("plugin-v2", {"min_tokens": 1, "stop_token_ids": [*range(9, 137)]}, "stop_token_ids .* 129 tokens"),
-        ("", {"allowed_token_ids": [7] * 1024}, ""),
+        ("neither", {"allowed_token_ids": [7] * 1024}, "-"),
+        ("plugin-v2", {"seed": 2**63}, "seed is 9223372036854775808; .* takes 64 bits"),
+        pytest.param(ARM, {"max_tokens": 2**31}, "max_tokens is 2147483648", marks=pytest.mark.arm("plugin-v2")),
     ],
 )
 def test_requests_that_end_the_other_runner_are_answered(what, parameters, problem):
@@ -100,7 +103,7 @@ def test_requests_that_end_the_other_runner_are_answered(what, parameters, probl
 
     live, refused = engine(SETTINGS), pytest.raises(VLLMValidationError, match=problem)
     with refused if what == ARM else nullcontext():
-        (answer,) = live.run([ask(0, 2, **parameters)]).values()
+        (answer,) = live.run([ask(**{"max_tokens": 2} | parameters)]).values()
         assert len(answer.output) == 2
         if "logprob_token_ids" in parameters:
             assert {5, 6} <= set(answer.raw.outputs[0].logprobs[0])

@@ -99,7 +99,6 @@ def logs_on_stderr() -> Iterator[None]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The arguments of ``EngineOption``."""
     with suppress(ValueError):
         if isinstance(arguments := json.loads(text), dict):
             if "speculative_config" in arguments:

@@ -144,30 +144,31 @@ def process_inputs(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
     request = original(self, *args, **kwargs)
     if request.sampling_params is not None and is_peagle(self.vllm_config):
-        check = _check_request_on_v2 if self.vllm_config.use_v2_model_runner else _check_request_on_v1
-        if found := next(check(request.sampling_params), None):
-            raise VLLMValidationError(" ".join(found), parameter=found[0])
+        for name, problem in _what_ends_the_engine(request.sampling_params, self.vllm_config):
+            raise VLLMValidationError(f"{name} {problem}", parameter=name)
     return request
 
 
-def _check_request_on_v1(params: "SamplingParams") -> Iterator[tuple[str, str]]:
-    if params.logprob_token_ids:  # ends the engine with ``logprobs`` of any request beside it (vLLM PR 44727)
-        yield "logprob_token_ids", "needs Model Runner V2 with speculation; /generative_scoring sets it"
-
-
-def _check_request_on_v2(params: "SamplingParams") -> Iterator[tuple[str, str]]:
-    """Its sampler has buffers of fixed widths. vLLM itself checks how many bad_words there are."""
+def _what_ends_the_engine(params: "SamplingParams", vllm_config: "VllmConfig") -> Iterator[tuple[str, str]]:
+    """V2 keeps requests in buffers of fixed widths. vLLM itself checks how many bad_words there are."""
+    if not vllm_config.use_v2_model_runner:
+        if params.logprob_token_ids:  # with ``logprobs`` of any request beside it (vLLM PR 44727)
+            yield "logprob_token_ids", "needs Model Runner V2 with speculation; /generative_scoring sets it"
+        return
     from vllm import envs
     from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_ALLOWED_TOKEN_IDS, MAX_NUM_STOP_TOKEN_IDS
 
     stops = params.all_stop_token_ids if params.min_tokens else ()
     for name, what, num, limit in (
+        ("max_tokens", "is", params.max_tokens or 0, 2**31 - 1 - vllm_config.model_config.max_model_len),
         ("allowed_token_ids", "holds", len(params.allowed_token_ids or ()), MAX_NUM_ALLOWED_TOKEN_IDS),
         ("bad_words", "makes", sum(map(len, params.bad_words_token_ids or ())), envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS),
         ("stop_token_ids", "beside min_tokens, with the end of text, holds", len(stops), MAX_NUM_STOP_TOKEN_IDS),
     ):
         if num > limit:
             yield name, f"{what} {num} tokens; Model Runner V2 takes {limit}"
+    if not -(2**63) <= (params.seed or 0) < 2**63:
+        yield "seed", f"is {params.seed}; Model Runner V2 takes 64 bits, with a sign"
 
 
 def _check_parallelism(vllm_config: "VllmConfig") -> None:
