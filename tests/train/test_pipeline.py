@@ -13,6 +13,7 @@ from peagle_tools.shared.errors import ToolError, TryAgain
 from peagle_tools.train import pipeline as module
 from peagle_tools.train.peagle_yaml import Config, read_config
 from peagle_tools.train.pipeline import SPECULATORS, STEPS, pipeline
+from peagle_vllm.heads.files import HeadError
 from tests.support.command import run
 from tests.support.models import MODELS, TARGET
 
@@ -71,6 +72,11 @@ def test_a_value_that_cannot_be_used_is_named(line: str, says: str, tmp_path: Pa
     (tmp_path / "peagle.yaml").write_text(f"target: {TARGET}\n{line}\n")
     with pytest.raises(ToolError, match=f"peagle.yaml:{says}"):
         read_config(tmp_path / "peagle.yaml")
+
+
+def test_a_head_that_is_not_there_is_refused_before_hours_of_work(file: Path) -> None:
+    with pytest.raises(HeadError, match=f"^{file.parent}/typo is not a folder"):
+        end(written(file.parent, 8, "head: {init: ./typo}\n"))
 
 
 def test_another_speculators_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
