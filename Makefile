@@ -86,8 +86,7 @@ mutants: env ## break the product on purpose, a line at a time: each break must 
 	@$(py) -m tests.mutants.run $(NAMES)
 
 .PHONY: fuzz
-fuzz: export PEAGLE_FUZZ_RESULTS := benchmarks/results/fuzz.jsonl
-fuzz: env ## random configurations under random traffic, by seed; FUZZ=40:80
+fuzz: env ## random configurations under random traffic, by seed; FUZZ=40:80 PEAGLE_FUZZ_RESULTS=FILE
 	@for arm in plugin-v1 plugin-v2; do PEAGLE_FUZZ=$(or $(FUZZ),0:20) PEAGLE_TEST_ARM=$$arm $(py) -m pytest -q -s \
 		-p no:cacheprovider tests/drafts/test_exact.py -k random || exit; done
 

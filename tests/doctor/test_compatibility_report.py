@@ -31,9 +31,10 @@ def test_it_reports_on_the_installed_vllm(monkeypatch: pytest.MonkeyPatch) -> No
     variables = {"VLLM_USE_V2_MODEL_RUNNER": "0", "PEAGLE_VLLM_DISABLE": "1", "VLLM_PLUGINS": "another"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    shown = run("doctor").output
-    assert all(re.search(rf"{name} +{value}", shown) for name, value in variables.items())
-    assert re.search(r"plugin +left out by VLLM_PLUGINS=another", shown)
+    ran = run("doctor")
+    assert ran.exit_code == 1
+    assert all(re.search(rf"{name} +{value}", ran.output) for name, value in variables.items())
+    assert re.search(r"plugin +left out by VLLM_PLUGINS=another", ran.output)
 
 
 def test_why_vllm_does_not_load_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:

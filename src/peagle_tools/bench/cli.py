@@ -40,7 +40,7 @@ def run(
     concurrency: Annotated[list[int] | None, typer.Option(help="Only this concurrency.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Instead of the suite's.")] = None,
 ) -> None:
-    """Run a sweep, or continue one. Every cell is one `vllm bench serve` against a server started for it.
+    """Run a sweep, or continue one. Every cell is one `vllm bench serve` against a server of its arm, K and repeat.
 
     Exit status: 0 all cells are there; 1 some failed; 2 the sweep cannot run; 130 interrupted.
     """

@@ -29,7 +29,7 @@ def tune(
         list[int] | None, typer.Option(min=1, help="As you serve; may be given often. Without it 1, 8.")
     ] = None,
     serve: Annotated[
-        str, typer.Option(metavar="FLAGS", help="Flags of `vllm serve`, word for word, in quotes.")
+        str, typer.Option(metavar="FLAGS", help="Flags of `vllm serve`, word for word, in quotes, in place of these.")
     ] = "--no-enable-prefix-caching",
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", metavar="N", min=1, help="The longest answer, in tokens.")

@@ -25,7 +25,7 @@ def convert(
         int | None, typer.Option(metavar="N", help="The mask token, where the head does not name it.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="TARGET", help="Check the head against this model, and name it in OUT.")
+        str | None, typer.Option(metavar="TARGET", help="Check HEAD against this; --to speculators names it in OUT.")
     ] = None,
     window: Annotated[
         int | None, typer.Option(min=1, metavar="W", help="Let every layer see W tokens only: for long prompts.")
@@ -40,8 +40,7 @@ def convert(
 ) -> None:
     """Write a head of any dialect in a format that vLLM loads by itself.
 
-    Weights are copied byte by byte, in pieces, but for the rows of lm_head that --draft-vocab leaves out. OUT appears
-    whole or not at all.
+    Weights are copied byte by byte, without the rows that --draft-vocab leaves out. OUT appears whole or not at all.
 
     Exit status: 0 written; 1 the head is unfit, each reason one line on stderr; 2 something cannot be read or written.
     """

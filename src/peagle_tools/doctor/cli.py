@@ -16,12 +16,12 @@ def doctor(
 ) -> None:
     """Does vLLM load the plugin here, and does each patch fit this vLLM?
 
-    Exit status: 0 all well; 1 a patch does not fit, or vLLM is absent; 2 PATH holds no vLLM, or PEAGLE_VLLM_ACCEPT
-    names no patch.
+    Exit status: 0 all well; 1 a patch does not fit, vLLM is absent or does not load the plugin; 2 PATH holds no vLLM,
+    or PEAGLE_VLLM_ACCEPT names no patch.
     """
     from rich.console import Console
 
-    from peagle_tools.doctor.compatibility_report import show
+    from peagle_tools.doctor.compatibility_report import LOADED, plugin_state, show
     from peagle_vllm.patches import fingerprint
     from peagle_vllm.patches.version import find_vllm, read
 
@@ -32,4 +32,4 @@ def doctor(
         fail(str(error))
     report = None if install is None else fingerprint.check(install, accepted=accepted)
     show(Console(), report, with_environment=vllm is None)
-    raise typer.Exit(0 if report is not None and not report.changed else 1)
+    raise typer.Exit(report is None or bool(report.changed) or (vllm is None and plugin_state() != LOADED))

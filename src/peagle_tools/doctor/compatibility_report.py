@@ -16,7 +16,7 @@ from peagle_vllm.patches.fingerprint import ACCEPT, Report
 
 VARIABLES = ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", ACCEPT)
 DISABLE, PLUGINS, *_ = VARIABLES
-PLUGIN_NAME = "peagle"
+PLUGIN_NAME, LOADED = "peagle", "loaded by vLLM"
 
 
 def plugin_state() -> str:
@@ -26,7 +26,7 @@ def plugin_state() -> str:
     plugins = os.environ.get(PLUGINS, PLUGIN_NAME)
     if PLUGIN_NAME not in plugins.split(","):  # as vLLM, which strips nothing
         return f"left out by {PLUGINS}={plugins}"
-    return f"switched off by {DISABLE}=1" if os.environ.get(DISABLE) == "1" else "loaded by vLLM"
+    return f"switched off by {DISABLE}=1" if os.environ.get(DISABLE) == "1" else LOADED
 
 
 _STYLES = {"holds": "green", "changed": "bold red", "accepted": "yellow"}

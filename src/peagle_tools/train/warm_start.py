@@ -31,7 +31,7 @@ def check_init(config: Config) -> Head:
     init, layers = str(config.head.init), config.head.layers
     head = read_head(find(init))
     if head.kind == "target" or not head.is_speculators:
-        remedy = "`peagle-vllm convert --to speculators` writes one so"
+        remedy = "`peagle-vllm convert --to speculators` writes a P-EAGLE head so"
         raise ToolError(f"head.init: {init} is no head as speculators writes it; {remedy}")
     problems = check(head, read_target(config.target)) if head.kind == "peagle" else []
     if faults := [problem.line for problem in problems if problem.severity == "error"]:

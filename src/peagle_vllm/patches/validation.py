@@ -124,7 +124,7 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     patches.refuse_if_changed()
     _check_depth(spec.num_speculative_tokens, vllm_config)
     if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
-        # V1 knows the method "synthetic" alone, and takes any other for "standard".
+        # V1 takes it for "standard".
         raise RefusedError("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
     _check_positions(spec.draft_model_config, vllm_config.model_config.max_model_len)
     lookup.settle_lookup(vllm_config)
