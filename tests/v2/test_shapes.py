@@ -1,6 +1,7 @@
 """Which draft batches are captured and which graph serves a batch, against the rule told another way. No GPU."""
 
 import itertools
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,11 @@ SIZES = {
 GRID = list(itertools.product([1, 8, 64, 1024], [1, 7, 18], [64, 8192], SIZES))
 
 
+@dataclass
+class CacheOptions:
+    cache_dtype: str = "auto"
+
+
 def config(
     max_num_seqs: int, k: int, budget: int, sizes: list[int], schedule=None, adaptive: bool = False
 ) -> SimpleNamespace:
@@ -25,12 +31,15 @@ def config(
         num_speculative_tokens_per_batch_size=schedule,
         parallel_drafting=True,
         enable_adaptive_verification=adaptive,
+        enforce_eager=None,
+        kv_cache_dtype=None,
     )
     return SimpleNamespace(
         num_speculative_tokens=k,
         speculative_config=spec,
         use_v2_model_runner=True,
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
+        cache_config=CacheOptions(),
         compilation_config=SimpleNamespace(
             cudagraph_capture_sizes=sizes, max_cudagraph_capture_size=max(sizes, default=0)
         ),
@@ -175,3 +184,12 @@ def test_attention_builders_see_the_drafters_own_batches():
     assert seen.compilation_config.max_cudagraph_capture_size == 14 * 256
     assert max_decode_query_len(original) == 8
     assert original.compilation_config.max_cudagraph_capture_size == 512
+    original.speculative_config.kv_cache_dtype = "fp8"
+    assert draft_attention_config(original).cache_config.cache_dtype == "fp8"
+    assert seen.cache_config.cache_dtype == original.cache_config.cache_dtype == "auto"
+
+
+def test_an_eager_drafter_has_no_graphs(graphs):
+    eager = config(256, 7, 8192, SIZES["vLLM's"])
+    eager.speculative_config.enforce_eager = True
+    assert not graphs(eager).decode and not graphs(eager).mixed

@@ -4,6 +4,7 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from peagle_vllm import lookup, patches
@@ -34,6 +35,10 @@ PATCH = Patch(
         "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils": ("get_eagle3_aux_layers_from_config",),
     },
 )
+
+
+# Formats of files that a head, which is safetensors, has not.
+OF_OTHER_FILES = ("mistral", "npcache", "pt", "runai_streamer_sharded", "sharded_state", "tensorizer")
 
 
 def _names_peagle(
@@ -126,8 +131,17 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
         # V1 takes it for "standard".
         raise RefusedError("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
+    backend = vllm_config.attention_config.backend
+    if vllm_config.use_v2_model_runner and backend and "MLA" in backend.name and not spec.attention_backend:
+        what = (
+            f"attention_backend={backend.name} is for latent attention, which no head has"  # V2 gives it the target's
+        )
+        raise RefusedError(f'{what}; add "attention_backend": "FLASH_ATTN" to the speculative config')
     _check_positions(spec.draft_model_config, vllm_config.model_config.max_model_len)
     lookup.settle_lookup(vllm_config)
+    if spec.draft_load_config is None and vllm_config.load_config.load_format in OF_OTHER_FILES:
+        own = replace(vllm_config.load_config, load_format="auto", model_loader_extra_config={})
+        spec.draft_load_config = own  # else the target's
     target = vllm_config.model_config
     if min_p := target.get_diff_sampling_param().get("min_p"):
         warn_once(
@@ -194,6 +208,10 @@ def _check_depth(num_tokens: int, vllm_config: "VllmConfig") -> None:
     what, limit = min(limits.items(), key=lambda item: item[1])
     if num_tokens > limit:
         raise RefusedError(f"num_speculative_tokens is {num_tokens}, and {what} allows {limit} at most; lower it")
+    # vLLM's scheduler leaves room for a request's mask rows: a prompt that it may not cut would wait for ever.
+    if max_rows < (needed := max_len + num_tokens - 2) and not vllm_config.scheduler_config.enable_chunked_prefill:
+        what = f"max_num_batched_tokens is {max_rows}, and without chunked prefill the longest prompt needs {needed}"
+        raise RefusedError(f"{what}; raise it")
 
 
 def _check_positions(draft: "ModelConfig", max_model_len: int) -> None:

@@ -132,6 +132,8 @@ def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
     """
     config = copy.copy(vllm_config)
     config.speculative_config = copy.copy(vllm_config.speculative_config)
+    if (cache_dtype := config.speculative_config.kv_cache_dtype) is not None:
+        config.cache_config = replace(vllm_config.cache_config, cache_dtype=cache_dtype)
     config.speculative_config.num_speculative_tokens = 2 * vllm_config.num_speculative_tokens - 1
     graphs = draft_graphs(vllm_config, vllm_config.compilation_config.cudagraph_mode)
     if graphs.decode:

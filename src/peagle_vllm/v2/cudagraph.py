@@ -130,6 +130,8 @@ NO_GRAPHS = DraftGraphs()
 
 def draft_graphs(vllm_config: VllmConfig, cudagraph_mode: CUDAGraphMode) -> DraftGraphs:
     """Every graph to capture, by the rule above; of the kinds that the target's ``cudagraph_mode`` has."""
+    if vllm_config.speculative_config.enforce_eager:
+        return NO_GRAPHS
     decode = _decode_shapes(vllm_config) if cudagraph_mode.decode_mode() == CUDAGraphMode.FULL else set()
     full_rows = max((num_reqs * length for num_reqs, length in decode), default=0)
     mixed = _mixed_sizes(vllm_config, full_rows) if cudagraph_mode.mixed_mode() == CUDAGraphMode.PIECEWISE else []

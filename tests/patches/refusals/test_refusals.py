@@ -168,6 +168,41 @@ def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, mon
     validation._check_whole(config)
 
 
+def test_a_prompt_that_would_wait_for_ever(target: Path, head: Path):
+    """vLLM's scheduler leaves room for K - 1 mask rows beside a prompt that it may not cut."""
+    engine = {"engine_enable_chunked_prefill": False, "engine_max_model_len": 192}
+    line = refusal(target, head, engine_max_num_batched_tokens=192, **engine)
+    assert "max_num_batched_tokens is 192, and without chunked prefill the longest prompt needs 193; raise it" in line
+    configure(target, head, engine_max_num_batched_tokens=193, **engine)
+
+
+def test_an_attention_backend_of_the_targets_latent_attention(
+    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from vllm.config import VllmConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    config = configure(target, head)
+    config.attention_config.backend = AttentionBackendEnum.CUTLASS_MLA
+    validation._check_whole(config)  # V1 does not give the head the target's
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
+    with pytest.raises(RefusedError, match=r'CUTLASS_MLA is .*; add "attention_backend": "FLASH_ATTN"'):
+        validation._check_whole(config)
+    config.speculative_config.attention_backend = AttentionBackendEnum.FLASH_ATTN
+    validation._check_whole(config)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "pt", "mistral"])
+def test_a_target_in_files_that_a_head_has_not(target: Path, head: Path, load_format: str):
+    """vLLM would look for the head in such files, too, after it has loaded the target."""
+    config = configure(target, head, engine_load_format=load_format)
+    own = config.speculative_config.draft_load_config
+    assert (own and own.load_format) == (None if load_format == "auto" else "auto")
+    stated = {"load_format": "safetensors"}
+    config = configure(target, head, engine_load_format=load_format, draft_load_config=stated)
+    assert config.speculative_config.draft_load_config.load_format == "safetensors"
+
+
 def test_a_yarn_embedding_that_is_too_short(target: Path, head: Path):
     yarn = {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
     edit(head, lambda h: h.layer_config.update(rope_parameters=yarn))
