@@ -25,8 +25,8 @@ and mask rows see exactly the keys they need. The ``max`` keeps every row a visi
 without the ``min``, drafts next to ``max_model_len`` would shift.
 
 Two layouts are used: *ragged*, ``L = min(n + D - 1, max_model_len)``, for prefill and
-mixed batches, and *static*, ``L = K_max + D`` for every request, for decode batches, so
-that one CUDA graph serves them all.
+mixed batches, and *static*, ``L = V + D`` for every request, for decode batches, so that
+one CUDA graph serves them all; ``V`` is the most drafts that a request has verified.
 
 Worked example. K = 3, one request that verified n = 4 rows at positions 10..13, two
 tokens refused: p_last = 11. Its tokens are x10 x11, the bonus is b.
@@ -75,9 +75,9 @@ def num_appended(num_speculative_tokens: int) -> int:
     return max(num_speculative_tokens, 1)
 
 
-def static_length(max_speculative_tokens: int, num_speculative_tokens: int) -> int:
-    """L of the static layout: holds any decode request, which verifies at most K_max + 1 rows."""
-    return max_speculative_tokens + num_appended(num_speculative_tokens)
+def static_length(num_verified: int, num_speculative_tokens: int) -> int:
+    """L of the static layout: holds any decode request, which has verified at most so many drafts and a token."""
+    return num_verified + num_appended(num_speculative_tokens)
 
 
 def window(

@@ -14,9 +14,9 @@ class DraftBatch:
     Ragged (``static_length`` 0): ``DraftBuffers.query_start_loc`` holds the starts, staging row i is target row i,
     and a request has as many samples as the step drafts.
 
-    Static: every request gets ``static_length`` rows; staging is compact, ``staging_length`` = K_max + 1 rows a
-    request; and a request has room for ``static_length - K_max`` samples, of which a step that drafts fewer leaves
-    the last ones inert. So one shape, and one CUDA graph, serves every K of a step.
+    Static: every request gets ``static_length`` rows; staging is compact, ``staging_length`` rows a request, the most
+    that one has verified; and a request has room for ``static_length - staging_length + 1`` samples, of which a step
+    that drafts fewer leaves the last ones inert. So one shape, and one CUDA graph, serves every smaller K, too.
     """
 
     num_reqs: int

@@ -50,7 +50,7 @@ def test_twin_equals_a_loop_over_requests(case: Case):
                     block = int(table[b, position // size])
                     slot = block * size + position % size if block else PAD_SLOT
                 assert out.slot_mappings[g, row] == slot
-        room = length - case.max_speculative_tokens if case.batch.static_length else k
+        room = length - case.batch.staging_length + 1 if case.batch.static_length else k
         for i in range(room):
             sample = [row_of[min(p_last + i, seq_len - 1)], p_last + 1 + i, state] if i < k else [0, 0, -1]
             assert samples[b * room + i].tolist() == sample

@@ -76,6 +76,7 @@ def build(
     max_k: int,
     static: bool,
     shape_k: int | None = None,
+    shape_verified: int | None = None,
     max_model_len: int,
     num_padding_reqs: int = 0,
     num_padding_rows: int = 0,
@@ -87,8 +88,9 @@ def build(
     """A case from its requests; token ids, request states and blocks are random.
 
     Args:
-        max_k: the most draft tokens that the static layout has room for; this step drafts ``k``.
+        max_k: the most draft tokens that buffers have room for; this step drafts ``k``.
         shape_k: K that a static layout is made for; the step may draft fewer. None: the step's own.
+        shape_verified: verified drafts of a request that it is made for. None: ``max_k``.
         block_sizes: of each KV group.
         widths: of each captured hidden state, of ``dtype``.
     """
@@ -122,10 +124,11 @@ def build(
         blocks = -(-max_model_len // size)
         tables.append(randint(0, 60, num_reqs + num_padding_reqs, blocks + 1, dtype=torch.int32)[:, :blocks])
     if static:
-        length = geometry.static_length(max_k, k if shape_k is None else shape_k)
+        shape_verified = max_k if shape_verified is None else shape_verified
+        length = geometry.static_length(shape_verified, k if shape_k is None else shape_k)
         lengths = [length] * (num_reqs + num_padding_reqs)
         num_draft_rows = sum(lengths) + num_padding_rows
-        shape = {"static_length": length, "staging_length": max_k + 1}
+        shape = {"static_length": length, "staging_length": shape_verified + 1}
     else:
         lengths = ragged_lengths(num_query.numpy(), k, max_model_len).tolist()
         num_draft_rows, shape = sum(lengths) + num_padding_rows, {}
@@ -147,11 +150,12 @@ def cases(draw) -> Case:
     max_k = draw(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 11, 18]))
     k = draw(st.integers(0, max_k))
     static = draw(st.booleans())
+    verified = draw(st.integers(0, max_k))
     # Room for the widest static request, so that only ragged prefills can outgrow max_model_len.
     max_model_len = draw(st.integers(2 * max_k + 1, 2 * max_k + 40))
     requests = []
     for _ in range(draw(st.integers(1, 6))):
-        n = draw(st.integers(1, min(max_k + 1, max_model_len) if static else max_model_len))
+        n = draw(st.integers(1, verified + 1 if static else max_model_len))
         p0 = draw(st.integers(0, max_model_len - n))
         rejected = draw(st.integers(0, min(n - 1, max_k)))
         samples = rejected > 0 or draw(st.booleans())
@@ -162,6 +166,7 @@ def cases(draw) -> Case:
         max_k=max_k,
         static=static,
         shape_k=draw(st.integers(k, max_k)) if static else None,
+        shape_verified=verified,
         max_model_len=max_model_len,
         num_padding_reqs=draw(st.integers(0, 2)) if static else 0,
         num_padding_rows=draw(st.integers(0, 3)),

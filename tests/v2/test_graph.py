@@ -84,6 +84,16 @@ def test_every_depth_uses_the_graph_there_is(tmp_path: Path):
     assert report.dropped["without drafts"] > 0
 
 
+def test_a_schedule_has_graphs_of_each_k(tmp_path: Path):
+    """Two requests draft 4 tokens, three draft 1 and four none: in 8, 2 and 1 rows each."""
+    pair, schedule = write_pair(tmp_path, MIXED), [(1, 2, 4), (3, 3, 1), (4, 8, 0)]
+    live = start(*pair, 4, speculative=(("num_speculative_tokens_per_batch_size", schedule),))
+    report, seen = exact(live, pair, REQUESTS)
+    assert {length for _, length in seen.captured} == {length for _, length in seen.replayed} == {8, 2, 1}
+    assert set(seen.depths) == {4, 1, 0}
+    assert report.rows > 10
+
+
 def test_metadata_before_a_replay_is_built_without_waiting_for_the_gpu(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ):

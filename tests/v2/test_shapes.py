@@ -73,12 +73,12 @@ def test_decode_graphs_follow_the_request_counts(graphs, max_num_seqs: int, k: i
         assert not counts
         return
     assert shapes.max_num_reqs == limit
-    assert shapes.decode_graph(limit + 1, 2 * k) is None
-    assert shapes.decode_graph(1, 2 * k + 1) is None
+    assert shapes.decode_graph(limit + 1, k) is None
+    assert shapes.decode_graph(1, k + 1) is None
     named = {min(-(-size // (1 + k)), limit) for size in SIZES[sizes]}  # the target's own
     for n in range(1, limit + 1):
-        got, length = shapes.decode_graph(n, 2 * k)
-        assert (got, length) == (min(count for count in counts if count >= n), 2 * k)
+        got, depth = shapes.decode_graph(n, k)
+        assert (got, depth) == (min(count for count in counts if count >= n), k)
         if n <= max(named):
             assert got == min(count for count in named if count >= n)
         else:
@@ -114,13 +114,15 @@ def test_adaptive_verification_has_graphs_as_far_as_the_target(graphs):
 def test_a_schedule_captures_what_its_batches_ask_for(graphs):
     """K = 5 for up to 4 requests, 2 for up to 8, none beyond: no graph of 16 requests at K = 5."""
     shapes = graphs(config(16, 5, 2048, SIZES["vLLM's"], [(1, 4, 5), (5, 8, 2), (9, 16, 0)]))
-    assert {length for _, length in shapes.decode} == {10, 7, 6}
-    widest = {length: max(n for n, rows in shapes.decode if rows == length) for length in (10, 7, 6)}
-    assert widest == {10: 4, 7: 8, 6: 16}
-    assert shapes.decode_graph(3, 10) == (3, 10)
-    assert shapes.decode_graph(3, 6) == (3, 10)  # fewer rows than eight requests of seven
-    assert shapes.decode_graph(6, 7) == (6, 7)
-    assert shapes.decode_graph(16, 7) is None
+    widest = {k: max(n for n, depth in shapes.decode if depth == k) for _, k in shapes.decode}
+    assert widest == {5: 4, 2: 8, 0: 16}
+    assert shapes.max_rows == max(shapes.mixed[-1], 4 * 10, 8 * 4, 16 * 1)
+    assert shapes.decode_graph(3, 5) == (3, 5)
+    assert shapes.decode_graph(2, 2) == (2, 5)  # 20 rows, fewer than the 24 of six requests
+    assert shapes.decode_graph(3, 2) == (6, 2)
+    assert shapes.decode_graph(6, 2) == (6, 2)
+    assert shapes.decode_graph(16, 0) == (16, 0)
+    assert shapes.decode_graph(16, 2) is None
 
 
 def test_the_drafter_has_the_kinds_of_graph_that_the_target_has(graphs):
@@ -144,6 +146,8 @@ def test_the_drafter_has_the_kinds_of_graph_that_the_target_has(graphs):
         ([8, 1, 8], {}, 14, 42, (3, 42)),  # unequal verify lengths
         ([8] * 65, {}, 14, 65 * 14, (72, 72 * 14)),  # padded
         ([8, 8, 8], {"num_k": 0}, 14, 42, (3, 42)),  # no shape of its own: 8 rows would do
+        ([1, 1, 1], {}, 14, 42, (3, 42)),  # nor have seven
+        ([2] * 300, {"num_k": 1}, 2, 600, (None, 608)),  # one verified draft and a new one
         ([8, 9, 8], {}, 0, 14 + 15 + 14, (None, 48)),  # a prefill chunk
         ([600, 8], {}, 0, 606 + 14, (None, 640)),
         ([8] * 600, {}, 0, 8192, None),  # 8,400 rows would be more than max_num_batched_tokens
@@ -162,7 +166,7 @@ def test_how_a_batch_drafts(graphs, scheduled: list[int], changes: dict, length:
     shapes, verified = graphs(config(256, 7, 8192, SIZES["vLLM's"])), np.array(scheduled, dtype=np.int32)
     batch, starts, chosen = shapes.dispatch(verified, sum(scheduled), **step)
     assert (batch.static_length, starts[-1]) == (length, rows)
-    assert batch.staging_length == (8 if length else 0)
+    assert batch.staging_length == ((8 if graph and graph[0] else max(scheduled)) if length else 0)
     assert len(starts) == len(scheduled) + 1
     assert (chosen and (chosen.num_reqs, chosen.num_tokens)) == graph
     num_reqs, num_rows = graph or (None, rows)

@@ -112,7 +112,7 @@ def test_max_model_len_is_read_when_a_step_is_drafted(pair, monkeypatch: pytest.
 def test_what_flash_attention_3_plans_suits_the_drafter(pair):
     """Its ahead-of-time schedule is made for the whole sequence, so a windowed drafter has none, as vLLM's DFlash.
 
-    Split-KV buffers end at 512 rows. Above them the builder leaves the number of splits open: one, in a graph.
+    Split-KV buffers grow up to 512 rows. Above them the builder leaves the number of splits open: fewer, in a graph.
     """
     start(pair)  # the interpreter must be there before vLLM is imported
     from peagle_vllm.v2 import attention
@@ -127,8 +127,15 @@ def test_what_flash_attention_3_plans_suits_the_drafter(pair):
     attention._adapt_flash_attention(builder)
     assert not builder.aot_schedule
     group = SimpleNamespace(layer_names=["layer"], get_metadata_builder=lambda: builder)
-    for built, captured in ((0, 1), (32, 32)):
-        metadata = {"layer": SimpleNamespace(max_num_splits=built)}
+    for built, rows, captured in (
+        (0, 513, 31),
+        (0, 1024, 16),
+        (0, 16_385, 1),
+        (0, 32_768, 1),
+        (32, 512, 32),
+        (1, 64, 1),
+    ):
+        metadata = {"layer": SimpleNamespace(max_num_splits=built, num_actual_tokens=rows)}
         attention._fix_num_splits([group], metadata)
         assert metadata["layer"].max_num_splits == captured
 

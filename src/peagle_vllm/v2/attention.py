@@ -14,10 +14,10 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels.batch import DraftBuffers, KVGroups
-from peagle_vllm.v2.cudagraph import draft_graphs
+from peagle_vllm.v2.cudagraph import draft_graphs, rows_of
 
-# Above these rows FlashAttention 3 keeps no buffers for split KV in a graph: 32 splits of a decode batch at
-# max_num_seqs would be gigabytes, and so many requests fill a GPU without them.
+# Above these rows FlashAttention 3 splits KV less often in a graph, so that its buffers do not grow: 32 splits of a
+# decode batch at max_num_seqs would be gigabytes.
 MAX_SPLIT_KV_ROWS = 512
 
 
@@ -138,7 +138,7 @@ def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
     graphs = draft_graphs(vllm_config, vllm_config.compilation_config.cudagraph_mode)
     if graphs.decode:
         config.compilation_config = copy.copy(vllm_config.compilation_config)
-        sizes = sorted({n * length for n, length in graphs.decode})
+        sizes = sorted(set(map(rows_of, graphs.decode)))
         config.compilation_config.cudagraph_capture_sizes = sizes
         config.compilation_config.max_cudagraph_capture_size = sizes[-1]
     return config
@@ -178,8 +178,12 @@ def _adapt_flash_attention(builder: Any) -> None:
 
 
 def _fix_num_splits(groups: Iterable[AttentionGroup], metadata: dict[str, Any]) -> None:
-    """One split where FlashAttention 3 leaves the number to a heuristic: its value would be frozen at capture."""
+    """A number where FlashAttention 3 leaves it to a heuristic, whose value would be frozen at capture.
+
+    It is the most that its scheduler may use: one long request beside many short ones needs them.
+    """
     for group in groups:
         group_metadata = metadata[group.layer_names[0]]
-        if getattr(group.get_metadata_builder(), "max_num_splits", 0) and not group_metadata.max_num_splits:
-            group_metadata.max_num_splits = 1
+        most = getattr(group.get_metadata_builder(), "max_num_splits", 0)
+        if most and not group_metadata.max_num_splits:
+            group_metadata.max_num_splits = max(1, most * MAX_SPLIT_KV_ROWS // group_metadata.num_actual_tokens)

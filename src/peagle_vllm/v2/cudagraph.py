@@ -1,11 +1,12 @@
 """Which draft batches get a CUDA graph, and the manager that captures them.
 
-A batch whose requests all decode is drafted in the static layout, ``L`` rows each, from one FULL graph for (n, L). A
-batch with a prefill in it is drafted in the ragged layout; the drafter's forward is then a PIECEWISE graph of so many
-rows, as vLLM's own speculators run it. The rule:
+A batch whose requests all decode is drafted in the static layout from one FULL graph for (n, K): n requests that have
+verified at most K drafts each, and draft at most K. A batch with a prefill in it is drafted in the ragged layout; the
+drafter's forward is then a PIECEWISE graph of so many rows, as vLLM's own speculators run it. The rule:
 
-* L is ``K_max + max(K, 1)`` for each K that the configuration can ask for: ``num_speculative_tokens``, or the entries
-  of ``num_speculative_tokens_per_batch_size``.
+* K is what the configuration can ask for: ``num_speculative_tokens``, or the entries of
+  ``num_speculative_tokens_per_batch_size``. A batch larger than the one before it has a prefill in it, but for prompts
+  that are cached: so a step with a smaller K than the drafts that it verified needs no graph.
 * The request counts n are those of the target's own decode graphs, continued in steps of a sixteenth up to
   max_num_seqs, or to what max_num_batched_tokens holds: ``cudagraph_capture_sizes`` bounds the target's rows, not
   the requests that draft. A schedule captures the counts that its K can meet.
@@ -32,7 +33,7 @@ from peagle_kernels import geometry
 from peagle_kernels.layout import DraftBatch, ragged_lengths, starts_of
 from peagle_vllm.serving import warn_once
 
-Shape = tuple[int, int]  # (requests, rows a request)
+Shape = tuple[int, int]  # (requests, K)
 
 ROWS_STEP, REQS_STEP = 16, 8  # vLLM's own steps between capture sizes
 
@@ -54,7 +55,7 @@ class DraftGraphs:
     @property
     def max_rows(self) -> int:
         """Draft rows of the largest graph."""
-        return max((*(n * length for n, length in self.decode), *self.mixed), default=0)
+        return max((*map(rows_of, self.decode), *self.mixed), default=0)
 
     @property
     def max_num_reqs(self) -> int:
@@ -63,12 +64,12 @@ class DraftGraphs:
 
     def within(self, max_rows: int, max_num_reqs: int) -> "DraftGraphs":
         """Those that buffers of so many rows and requests hold."""
-        decode = tuple((n, length) for n, length in self.decode if n <= max_num_reqs and n * length <= max_rows)
+        decode = tuple(shape for shape in self.decode if shape[0] <= max_num_reqs and rows_of(shape) <= max_rows)
         return DraftGraphs(decode, tuple(num_rows for num_rows in self.mixed if num_rows <= max_rows))
 
-    def decode_graph(self, num_reqs: int, length: int) -> Shape | None:
-        """The graph with the fewest rows that holds ``num_reqs`` requests of ``length`` rows each."""
-        return next((shape for shape in self.decode if shape[1] >= length and shape[0] >= num_reqs), None)
+    def decode_graph(self, num_reqs: int, num_k: int) -> Shape | None:
+        """The graph with the fewest rows that holds ``num_reqs`` requests of ``num_k`` verified drafts and new ones."""
+        return next((shape for shape in self.decode if shape[1] >= num_k and shape[0] >= num_reqs), None)
 
     def mixed_graph(self, num_rows: int) -> int | None:
         """The least number of rows captured that holds ``num_rows``."""
@@ -95,13 +96,15 @@ class DraftGraphs:
         Returns:
             The batch, padded to the graph; [num_reqs + 1] int32 draft rows of each request; the graph, None: eager.
         """
-        num_reqs, length = len(num_scheduled), geometry.static_length(max_k, num_k)
+        num_reqs, num_verified = len(num_scheduled), int(num_scheduled.max()) - 1
+        length = geometry.static_length(num_verified, num_k)
         # A graph of another K of a schedule can be wider than this step asks for: 2K at most.
         fits = 2 * max_k <= max_model_len and length * num_reqs <= max_num_tokens
-        is_static = fits and num_scheduled.max() <= max_k + 1
-        shape = self.decode_graph(num_reqs, length) if is_static else None
+        is_static = fits and num_verified <= max_k
+        shape = self.decode_graph(num_reqs, max(num_verified, num_k)) if is_static else None
         if is_static:
-            length = shape[1] if shape else length
+            if shape:
+                num_verified, length = shape[1], rows_of(shape) // shape[0]
             starts = np.arange(num_reqs + 1, dtype=np.int32) * length
         else:
             lengths = ragged_lengths(num_scheduled, num_k, max_model_len)
@@ -120,7 +123,7 @@ class DraftGraphs:
             num_rows=graph.num_tokens if graph else num_rows,
             num_reqs_padded=shape[0] if shape else num_reqs,
             static_length=length if is_static else 0,
-            staging_length=max_k + 1 if is_static else 0,
+            staging_length=num_verified + 1 if is_static else 0,
         )
         return batch, starts, graph
 
@@ -128,14 +131,19 @@ class DraftGraphs:
 NO_GRAPHS = DraftGraphs()
 
 
+def rows_of(shape: Shape) -> int:
+    """Draft rows of a FULL graph."""
+    return shape[0] * geometry.static_length(shape[1], shape[1])
+
+
 def draft_graphs(vllm_config: VllmConfig, cudagraph_mode: CUDAGraphMode) -> DraftGraphs:
     """Every graph to capture, by the rule above; of the kinds that the target's ``cudagraph_mode`` has."""
     if vllm_config.speculative_config.enforce_eager:
         return NO_GRAPHS
     decode = _decode_shapes(vllm_config) if cudagraph_mode.decode_mode() == CUDAGraphMode.FULL else set()
-    full_rows = max((num_reqs * length for num_reqs, length in decode), default=0)
+    full_rows = max(map(rows_of, decode), default=0)
     mixed = _mixed_sizes(vllm_config, full_rows) if cudagraph_mode.mixed_mode() == CUDAGraphMode.PIECEWISE else []
-    return DraftGraphs(tuple(sorted(decode, key=lambda shape: (shape[0] * shape[1], shape))), tuple(mixed))
+    return DraftGraphs(tuple(sorted(decode, key=lambda shape: (rows_of(shape), shape))), tuple(mixed))
 
 
 def supported(graphs: DraftGraphs, backends: AttentionCGSupportInfo, has_pieces: bool) -> DraftGraphs:
@@ -163,17 +171,16 @@ def _decode_shapes(vllm_config: VllmConfig) -> set[Shape]:
     shapes = set()
     for num_reqs, k in enumerate(depths[1:], start=1):
         if (at := bisect_left(counts[k], num_reqs)) < len(counts[k]):
-            shapes.add((counts[k][at], geometry.static_length(max_k, k)))
+            shapes.add((counts[k][at], k))
     return shapes
 
 
 def _request_counts(vllm_config: VllmConfig, num_k: int) -> list[int]:
     """Request counts of the decode graphs of a step that drafts ``num_k`` tokens, ascending."""
     compilation, scheduler = vllm_config.compilation_config, vllm_config.scheduler_config
-    spec, max_k = vllm_config.speculative_config, vllm_config.num_speculative_tokens
-    limit = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens // geometry.static_length(max_k, num_k))
+    limit = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens // rows_of((1, num_k)))
     # The target's graphs are 1 + K rows a request; under adaptive verification one row a request at worst.
-    rows = 1 if spec.enable_adaptive_verification else 1 + num_k
+    rows = 1 if vllm_config.speculative_config.enable_adaptive_verification else 1 + num_k
     return continued((-(-size // rows) for size in compilation.cudagraph_capture_sizes or []), limit, REQS_STEP)
 
 
@@ -190,8 +197,8 @@ class DraftCudaGraphManager(CudaGraphManager):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, shapes: DraftGraphs):
         self.shapes = shapes
-        max_k = vllm_config.num_speculative_tokens
-        super().__init__(vllm_config, device, shapes.cudagraph_mode, geometry.static_length(max_k, max_k))
+        length = rows_of((1, vllm_config.num_speculative_tokens))
+        super().__init__(vllm_config, device, shapes.cudagraph_mode, length)
 
     def _init_candidates(self) -> None:
         """Say what to capture. vLLM's own sizes would end where the target's rows end."""
@@ -210,10 +217,8 @@ class DraftCudaGraphManager(CudaGraphManager):
 
 @cache
 def _full(shape: Shape) -> BatchExecutionDescriptor:
-    num_reqs, length = shape
-    return BatchExecutionDescriptor(
-        cg_mode=CUDAGraphMode.FULL, num_tokens=num_reqs * length, num_reqs=num_reqs, uniform_token_count=length
-    )
+    length = rows_of((1, shape[1]))
+    return BatchExecutionDescriptor(CUDAGraphMode.FULL, rows_of(shape), shape[0], uniform_token_count=length)
 
 
 @cache

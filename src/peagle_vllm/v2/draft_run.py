@@ -27,7 +27,6 @@ class DraftRun:
 
 def dummy_run(
     desc: BatchExecutionDescriptor,
-    max_k: int,
     max_num_reqs: int,
     fc_inputs: torch.Tensor,
     hidden_states: torch.Tensor,
@@ -37,8 +36,9 @@ def dummy_run(
     is_full = desc.cg_mode == CUDAGraphMode.FULL
     if is_full:
         num_reqs, length = desc.num_reqs, desc.uniform_token_count
+        num_k = length // 2  # the static layout has 2K rows a request, or 1 for K = 0
         starts = np.arange(num_reqs + 1, dtype=np.int32) * length
-        batch = DraftBatch(num_reqs, 0, length - max_k, desc.num_tokens, num_reqs, length, max_k + 1)
+        batch = DraftBatch(num_reqs, 0, num_k, desc.num_tokens, num_reqs, length, num_k + 1)
     else:
         num_reqs = min(desc.num_tokens, max_num_reqs)
         starts = np.linspace(0, desc.num_tokens, num_reqs + 1).astype(np.int32)

@@ -54,11 +54,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
         # 0: the runner takes those rows off the target's batch, and would size the KV cache after too small a peak.
         self.num_query_per_req = self.num_speculative_steps
         self.parallel_drafting_token_id = get_parallel_drafting_token_id(self.draft_model_config.hf_config)
-        # Draft columns of a batch that samples s rows a request: 0 .. s-1, again and again.
-        self._columns = {
-            samples: torch.arange(samples, dtype=torch.int32, device=device).repeat(self.max_num_reqs)
-            for samples in range(1, self.num_speculative_steps + 1)
-        }
         self.idx_mapping.fill_(-1)  # a dummy batch's requests: they own no blocks and sample nothing
         shape = self.max_num_reqs, self.num_speculative_steps, num_candidates(vllm_config)
         self.scores = torch.zeros(shape, dtype=torch.float32, device=device)  # what the last tokens were chosen by
@@ -169,8 +164,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
         A FULL graph records everything after ``prepare_inputs``, a PIECEWISE one the drafter's forward.
         """
-        sizes = self.num_speculative_steps, self.max_num_reqs
-        run = dummy_run(desc, *sizes, self.fc_inputs, self.hidden_states, self.attention)
+        run = dummy_run(desc, self.max_num_reqs, self.fc_inputs, self.hidden_states, self.attention)
 
         def record(mode: CUDAGraphMode) -> None:
             if desc.cg_mode == CUDAGraphMode.FULL:
@@ -365,5 +359,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
             # It finds a sample's request by dividing by its number of steps, which is K; a step may want fewer drafts.
             estimator.num_speculative_steps = per_req
             chosen_by = with_others(scores, candidates.logits)
-            self._maybe_predict_acceptance(chosen_by, idx_mapping, self._columns[per_req][samples])
+            columns = torch.arange(per_req, dtype=torch.int32, device=self.device).repeat(len(drafts))
+            self._maybe_predict_acceptance(chosen_by, idx_mapping, columns)
             estimator.num_speculative_steps = self.num_speculative_steps
