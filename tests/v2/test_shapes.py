@@ -1,7 +1,6 @@
 """Which draft batches are captured and which graph serves a batch, against the rule told another way. No GPU."""
 
 import itertools
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +14,6 @@ SIZES = {
     "irregular": [3, 17, 100],
 }
 GRID = list(itertools.product([1, 8, 64, 1024], [1, 7, 18], [64, 8192], SIZES))
-
-
-@dataclass
-class CacheOptions:
-    cache_dtype: str = "auto"
 
 
 def config(
@@ -39,7 +33,7 @@ def config(
         speculative_config=spec,
         use_v2_model_runner=True,
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
-        cache_config=CacheOptions(),
+        cache_config=SimpleNamespace(cache_dtype="auto", kv_cache_layout="HND"),
         compilation_config=SimpleNamespace(
             cudagraph_capture_sizes=sizes, max_cudagraph_capture_size=max(sizes, default=0)
         ),
@@ -72,7 +66,7 @@ def test_decode_graphs_follow_the_request_counts(graphs, max_num_seqs: int, k: i
     if not (SIZES[sizes] and limit):
         assert not counts
         return
-    assert shapes.max_num_reqs == limit
+    assert shapes.max_staging_rows == limit * (k + 1)
     assert shapes.decode_graph(limit + 1, k) is None
     assert shapes.decode_graph(1, k + 1) is None
     named = {min(-(-size // (1 + k)), limit) for size in SIZES[sizes]}  # the target's own
@@ -108,7 +102,7 @@ def test_adaptive_verification_has_graphs_as_far_as_the_target(graphs):
     """Its target graphs hold requests of one row and more, so 256 requests fit below 512 rows: drafts must follow."""
     shapes = graphs(config(256, 7, 8192, SIZES["vLLM's"], adaptive=True))
     assert {n for n, _ in shapes.decode} == {n for n in SIZES["vLLM's"] if n <= 256}
-    assert graphs(config(256, 7, 2048, SIZES["vLLM's"], adaptive=True)).max_num_reqs == 2048 // 14
+    assert graphs(config(256, 7, 2048, SIZES["vLLM's"], adaptive=True)).max_staging_rows == 2048 // 14 * 8
 
 
 def test_a_schedule_captures_what_its_batches_ask_for(graphs):
@@ -123,6 +117,11 @@ def test_a_schedule_captures_what_its_batches_ask_for(graphs):
     assert shapes.decode_graph(6, 2) == (6, 2)
     assert shapes.decode_graph(16, 0) == (16, 0)
     assert shapes.decode_graph(16, 2) is None
+    step = {"max_k": 5, "max_num_tokens": 2048, "max_model_len": 4096}
+    for n, k, verified in itertools.product(range(1, 17), (5, 2, 0), range(6)):
+        batch, *_ = shapes.dispatch(np.full(n, verified + 1, dtype=np.int32), n * (verified + 1), k, **step)
+        assert batch.staging_length > verified and batch.samples_per_req >= max(k, 1) and batch.num_reqs_padded >= n
+        assert batch.static_length == batch.staging_length - 1 + batch.samples_per_req
 
 
 def test_the_drafter_has_the_kinds_of_graph_that_the_target_has(graphs):
@@ -148,6 +147,7 @@ def test_the_drafter_has_the_kinds_of_graph_that_the_target_has(graphs):
         ([8, 8, 8], {"num_k": 0}, 14, 42, (3, 42)),  # no shape of its own: 8 rows would do
         ([1, 1, 1], {}, 14, 42, (3, 42)),  # nor have seven
         ([2] * 300, {"num_k": 1}, 2, 600, (None, 608)),  # one verified draft and a new one
+        ([2] * 299 + [8], {"num_k": 1}, 0, 606, (None, 608)),  # not padded to the widest
         ([8, 9, 8], {}, 0, 14 + 15 + 14, (None, 48)),  # a prefill chunk
         ([600, 8], {}, 0, 606 + 14, (None, 640)),
         ([8] * 600, {}, 0, 8192, None),  # 8,400 rows would be more than max_num_batched_tokens
@@ -189,8 +189,8 @@ def test_attention_builders_see_the_drafters_own_batches():
     assert max_decode_query_len(original) == 8
     assert original.compilation_config.max_cudagraph_capture_size == 512
     original.speculative_config.kv_cache_dtype = "fp8"
-    assert draft_attention_config(original).cache_config.cache_dtype == "fp8"
-    assert seen.cache_config.cache_dtype == original.cache_config.cache_dtype == "auto"
+    cache = draft_attention_config(original).cache_config
+    assert (cache.cache_dtype, cache.kv_cache_layout, original.cache_config.cache_dtype) == ("fp8", "HND", "auto")
 
 
 def test_an_eager_drafter_has_no_graphs(graphs):

@@ -71,8 +71,8 @@ def one_line_errors(extra: str = "") -> Iterator[None]:
     except ModuleNotFoundError as error:
         if not extra:
             raise
-        extra = "cuda" if error.name == "vllm" else extra
         constraints = " (with vLLM: requirements/train.txt)" if extra == "train" else ""
+        extra = "cuda" if error.name == "vllm" else extra
         fail(f'{error.name or one_line(error)} is not installed: pip install "peagle-vllm[{extra}]"{constraints}')
 
 

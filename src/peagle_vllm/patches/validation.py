@@ -131,17 +131,16 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
         # V1 takes it for "standard".
         raise RefusedError("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
-    backend = vllm_config.attention_config.backend
-    if vllm_config.use_v2_model_runner and backend and "MLA" in backend.name and not spec.attention_backend:
-        what = (
-            f"attention_backend={backend.name} is for latent attention, which no head has"  # V2 gives it the target's
-        )
-        raise RefusedError(f'{what}; add "attention_backend": "FLASH_ATTN" to the speculative config')
+    attention = vllm_config.attention_config
+    is_inherited = vllm_config.use_v2_model_runner and not (spec.attention_backend or attention.backend_per_kind)
+    if is_inherited and attention.backend and "MLA" in attention.backend.name:
+        what = f"attention_backend={attention.backend.name} is for latent attention, which no head has"
+        raise RefusedError(f'{what}; add "attention_backend": "FLASH_ATTN", or another, to the speculative config')
     _check_positions(spec.draft_model_config, vllm_config.model_config.max_model_len)
     lookup.settle_lookup(vllm_config)
     if spec.draft_load_config is None and vllm_config.load_config.load_format in OF_OTHER_FILES:
-        own = replace(vllm_config.load_config, load_format="auto", model_loader_extra_config={})
-        spec.draft_load_config = own  # else the target's
+        options = {"load_format": "auto", "model_loader_extra_config": {}}
+        spec.draft_load_config = replace(vllm_config.load_config, **options)  # else the target's
     target = vllm_config.model_config
     if min_p := target.get_diff_sampling_param().get("min_p"):
         warn_once(

@@ -14,7 +14,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels.batch import DraftBuffers, KVGroups
-from peagle_vllm.v2.cudagraph import draft_graphs, rows_of
+from peagle_vllm.v2.cudagraph import draft_graphs
 
 # Above these rows FlashAttention 3 splits KV less often in a graph, so that its buffers do not grow: 32 splits of a
 # decode batch at max_num_seqs would be gigabytes.
@@ -133,12 +133,13 @@ def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
     config = copy.copy(vllm_config)
     config.speculative_config = copy.copy(vllm_config.speculative_config)
     if (cache_dtype := config.speculative_config.kv_cache_dtype) is not None:
-        config.cache_config = replace(vllm_config.cache_config, cache_dtype=cache_dtype)
+        config.cache_config = copy.copy(vllm_config.cache_config)  # ``replace`` would forget the layout
+        config.cache_config.cache_dtype = cache_dtype
     config.speculative_config.num_speculative_tokens = 2 * vllm_config.num_speculative_tokens - 1
     graphs = draft_graphs(vllm_config, vllm_config.compilation_config.cudagraph_mode)
     if graphs.decode:
         config.compilation_config = copy.copy(vllm_config.compilation_config)
-        sizes = sorted(set(map(rows_of, graphs.decode)))
+        sizes = sorted({shape.num_rows for shape in graphs.decode})
         config.compilation_config.cudagraph_capture_sizes = sizes
         config.compilation_config.max_cudagraph_capture_size = sizes[-1]
     return config

@@ -1,8 +1,8 @@
 """Which draft batches get a CUDA graph, and the manager that captures them.
 
-A batch whose requests all decode is drafted in the static layout from one FULL graph for (n, K): n requests that have
-verified at most K drafts each, and draft at most K. A batch with a prefill in it is drafted in the ragged layout; the
-drafter's forward is then a PIECEWISE graph of so many rows, as vLLM's own speculators run it. The rule:
+A batch whose requests all decode is drafted in the static layout from one FULL graph, a ``Shape``. A batch with a
+prefill in it is drafted in the ragged layout; the drafter's forward is then a PIECEWISE graph of so many rows, as
+vLLM's own speculators run it. The rule:
 
 * K is what the configuration can ask for: ``num_speculative_tokens``, or the entries of
   ``num_speculative_tokens_per_batch_size``. A batch larger than the one before it has a prefill in it, but for prompts
@@ -19,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +34,27 @@ from peagle_kernels import geometry
 from peagle_kernels.layout import DraftBatch, ragged_lengths, starts_of
 from peagle_vllm.serving import warn_once
 
-Shape = tuple[int, int]  # (requests, K)
-
 ROWS_STEP, REQS_STEP = 16, 8  # vLLM's own steps between capture sizes
+
+
+class Shape(NamedTuple):
+    """A FULL graph: of so many requests, which have verified at most K drafts each, and draft at most K."""
+
+    num_reqs: int
+    num_k: int
+
+    @property
+    def length(self) -> int:
+        """Draft rows of a request."""
+        return geometry.static_length(self.num_k, self.num_k)
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_reqs * self.length
+
+    @property
+    def num_staging_rows(self) -> int:
+        return self.num_reqs * (self.num_k + 1)
 
 
 @dataclass(frozen=True)
@@ -55,21 +74,21 @@ class DraftGraphs:
     @property
     def max_rows(self) -> int:
         """Draft rows of the largest graph."""
-        return max((*map(rows_of, self.decode), *self.mixed), default=0)
+        return max((*(shape.num_rows for shape in self.decode), *self.mixed), default=0)
 
     @property
-    def max_num_reqs(self) -> int:
-        """Requests of the largest FULL graph."""
-        return max((n for n, _ in self.decode), default=0)
+    def max_staging_rows(self) -> int:
+        """Verified rows of the largest FULL graph."""
+        return max((shape.num_staging_rows for shape in self.decode), default=0)
 
-    def within(self, max_rows: int, max_num_reqs: int) -> "DraftGraphs":
-        """Those that buffers of so many rows and requests hold."""
-        decode = tuple(shape for shape in self.decode if shape[0] <= max_num_reqs and rows_of(shape) <= max_rows)
-        return DraftGraphs(decode, tuple(num_rows for num_rows in self.mixed if num_rows <= max_rows))
+    def within(self, max_rows: int, max_staging_rows: int) -> "DraftGraphs":
+        """Those that buffers of so many rows hold."""
+        decode = (s for s in self.decode if s.num_rows <= max_rows and s.num_staging_rows <= max_staging_rows)
+        return DraftGraphs(tuple(decode), tuple(num_rows for num_rows in self.mixed if num_rows <= max_rows))
 
     def decode_graph(self, num_reqs: int, num_k: int) -> Shape | None:
         """The graph with the fewest rows that holds ``num_reqs`` requests of ``num_k`` verified drafts and new ones."""
-        return next((shape for shape in self.decode if shape[1] >= num_k and shape[0] >= num_reqs), None)
+        return next((shape for shape in self.decode if shape.num_k >= num_k and shape.num_reqs >= num_reqs), None)
 
     def mixed_graph(self, num_rows: int) -> int | None:
         """The least number of rows captured that holds ``num_rows``."""
@@ -99,12 +118,12 @@ class DraftGraphs:
         num_reqs, num_verified = len(num_scheduled), int(num_scheduled.max()) - 1
         length = geometry.static_length(num_verified, num_k)
         # A graph of another K of a schedule can be wider than this step asks for: 2K at most.
-        fits = 2 * max_k <= max_model_len and length * num_reqs <= max_num_tokens
-        is_static = fits and num_verified <= max_k
-        shape = self.decode_graph(num_reqs, max(num_verified, num_k)) if is_static else None
-        if is_static:
-            if shape:
-                num_verified, length = shape[1], rows_of(shape) // shape[0]
+        fits = 2 * max_k <= max_model_len and num_verified <= max_k
+        if shape := self.decode_graph(num_reqs, max(num_verified, num_k)) if fits else None:
+            num_verified, length = shape.num_k, shape.length
+        # Without a graph, requests that verified less would have rows for nothing.
+        alike = fits and length * num_reqs <= max_num_tokens and num_scheduled.min() > num_verified
+        if is_static := shape is not None or alike:
             starts = np.arange(num_reqs + 1, dtype=np.int32) * length
         else:
             lengths = ragged_lengths(num_scheduled, num_k, max_model_len)
@@ -121,7 +140,7 @@ class DraftGraphs:
             num_target_rows,
             num_k,
             num_rows=graph.num_tokens if graph else num_rows,
-            num_reqs_padded=shape[0] if shape else num_reqs,
+            num_reqs_padded=shape.num_reqs if shape else num_reqs,
             static_length=length if is_static else 0,
             staging_length=num_verified + 1 if is_static else 0,
         )
@@ -131,19 +150,14 @@ class DraftGraphs:
 NO_GRAPHS = DraftGraphs()
 
 
-def rows_of(shape: Shape) -> int:
-    """Draft rows of a FULL graph."""
-    return shape[0] * geometry.static_length(shape[1], shape[1])
-
-
 def draft_graphs(vllm_config: VllmConfig, cudagraph_mode: CUDAGraphMode) -> DraftGraphs:
     """Every graph to capture, by the rule above; of the kinds that the target's ``cudagraph_mode`` has."""
     if vllm_config.speculative_config.enforce_eager:
         return NO_GRAPHS
     decode = _decode_shapes(vllm_config) if cudagraph_mode.decode_mode() == CUDAGraphMode.FULL else set()
-    full_rows = max(map(rows_of, decode), default=0)
+    full_rows = max((shape.num_rows for shape in decode), default=0)
     mixed = _mixed_sizes(vllm_config, full_rows) if cudagraph_mode.mixed_mode() == CUDAGraphMode.PIECEWISE else []
-    return DraftGraphs(tuple(sorted(decode, key=lambda shape: (rows_of(shape), shape))), tuple(mixed))
+    return DraftGraphs(tuple(sorted(decode, key=lambda shape: (shape.num_rows, shape))), tuple(mixed))
 
 
 def supported(graphs: DraftGraphs, backends: AttentionCGSupportInfo, has_pieces: bool) -> DraftGraphs:
@@ -171,14 +185,14 @@ def _decode_shapes(vllm_config: VllmConfig) -> set[Shape]:
     shapes = set()
     for num_reqs, k in enumerate(depths[1:], start=1):
         if (at := bisect_left(counts[k], num_reqs)) < len(counts[k]):
-            shapes.add((counts[k][at], k))
+            shapes.add(Shape(counts[k][at], k))
     return shapes
 
 
 def _request_counts(vllm_config: VllmConfig, num_k: int) -> list[int]:
     """Request counts of the decode graphs of a step that drafts ``num_k`` tokens, ascending."""
     compilation, scheduler = vllm_config.compilation_config, vllm_config.scheduler_config
-    limit = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens // rows_of((1, num_k)))
+    limit = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens // Shape(1, num_k).length)
     # The target's graphs are 1 + K rows a request; under adaptive verification one row a request at worst.
     rows = 1 if vllm_config.speculative_config.enable_adaptive_verification else 1 + num_k
     return continued((-(-size // rows) for size in compilation.cudagraph_capture_sizes or []), limit, REQS_STEP)
@@ -197,7 +211,7 @@ class DraftCudaGraphManager(CudaGraphManager):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, shapes: DraftGraphs):
         self.shapes = shapes
-        length = rows_of((1, vllm_config.num_speculative_tokens))
+        length = Shape(1, vllm_config.num_speculative_tokens).length
         super().__init__(vllm_config, device, shapes.cudagraph_mode, length)
 
     def _init_candidates(self) -> None:
@@ -217,8 +231,8 @@ class DraftCudaGraphManager(CudaGraphManager):
 
 @cache
 def _full(shape: Shape) -> BatchExecutionDescriptor:
-    length = rows_of((1, shape[1]))
-    return BatchExecutionDescriptor(CUDAGraphMode.FULL, rows_of(shape), shape[0], uniform_token_count=length)
+    num_reqs, length = shape.num_reqs, shape.length
+    return BatchExecutionDescriptor(CUDAGraphMode.FULL, shape.num_rows, num_reqs, uniform_token_count=length)
 
 
 @cache

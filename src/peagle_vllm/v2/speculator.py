@@ -100,8 +100,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         options = {"dtype": self.dtype, "device": self.device}
         self.hidden_states = torch.zeros(graphs.max_rows, self.hidden_size, **options)
         # Row 0 is mask_hidden's, staging follows: a static batch's compact rows.
-        num_rows = 1 + graphs.max_num_reqs * (self.num_speculative_steps + 1)
-        self.fc_inputs = torch.zeros(num_rows, self.model.mask_hidden.numel(), **options)
+        self.fc_inputs = torch.zeros(1 + graphs.max_staging_rows, self.model.mask_hidden.numel(), **options)
         inputs = self.input_buffers
         self.buffers = allocate_buffers(
             max_rows=self.max_num_tokens,
@@ -145,8 +144,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """FULL graphs of decode batches and PIECEWISE ones of the others, as far as the drafter can have them."""
         # vLLM can resolve another mode than the one that the buffers were made for.
-        max_num_reqs = (len(self.fc_inputs) - 1) // (self.num_speculative_steps + 1)
-        shapes = draft_graphs(self.vllm_config, cudagraph_mode).within(len(self.hidden_states), max_num_reqs)
+        shapes = draft_graphs(self.vllm_config, cudagraph_mode)
+        shapes = shapes.within(len(self.hidden_states), len(self.fc_inputs) - 1)
         has_pieces = is_breakable_cudagraph_enabled() or has_compiled_submodule(self.model)
         shapes = supported(shapes, self.attn_cg_support, has_pieces)
         self.cudagraph_manager = DraftCudaGraphManager(self.vllm_config, self.device, shapes)

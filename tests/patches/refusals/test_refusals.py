@@ -188,6 +188,9 @@ def test_an_attention_backend_of_the_targets_latent_attention(
     monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
     with pytest.raises(RefusedError, match=r'CUTLASS_MLA is .*; add "attention_backend": "FLASH_ATTN"'):
         validation._check_whole(config)
+    config.attention_config.backend_per_kind = {"full_attention": AttentionBackendEnum.FLASH_ATTN}
+    validation._check_whole(config)
+    config.attention_config.backend_per_kind = {}
     config.speculative_config.attention_backend = AttentionBackendEnum.FLASH_ATTN
     validation._check_whole(config)
 
