@@ -1,5 +1,6 @@
 """select_candidates: kernel and twin against a loop over requests and candidates; the kernel's draws."""
 
+import math
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ SHAPES = {
     "positions": st.sampled_from([1, 3, 18]),
     "gated": st.booleans(),
     "reduced": st.booleans(),
+    "spoilt": st.sampled_from([0.0, math.nan, math.inf]),
     "seed": st.integers(0, 2**31),
 }
 
@@ -40,6 +42,7 @@ def case(
     positions: int,
     gated: bool = True,
     reduced: bool = False,
+    spoilt: float = 0.0,
     seed: int = 0,
     idle: int = 0,
 ) -> tuple[Candidates, CandidateSelector, torch.Tensor | None]:
@@ -48,6 +51,7 @@ def case(
     draft_vocab, samples = DRAFT_VOCAB if reduced else VOCAB, num_reqs * k
     ids = torch.stack([torch.randperm(draft_vocab, generator=gen)[:num_candidates] for _ in range(samples)])
     logits = torch.randn(samples, num_candidates, generator=gen)  # top-k orders equal ones in many ways
+    logits[::2] += spoilt
     gates = torch.randn(samples, rank, generator=gen).bfloat16() if gated else None
     input_ids = torch.randint(VOCAB, (3 * samples,), generator=gen, dtype=torch.int32)
     sample_indices = torch.randperm(3 * samples, generator=gen)[:samples]
@@ -76,6 +80,7 @@ def one_by_one(
         gate = 1.0 if candidates.gates is None else candidates.gates[row].float()
         pair = selector.successor_codebook[ids].float() @ (selector.predecessor_codebook[previous].float() * gate)
         scores[row] = selector.unary_scale[at] * candidates.logits[row] + selector.edge_scale[at] * pair
+        scores[row] = scores[row].where(scores[row].isfinite(), 0.0)
         draft_id = int(ids[scores[row].argmax()])
         drafts.append(draft_id if offsets is None else draft_id + int(offsets[draft_id]))
     return drafts, scores
