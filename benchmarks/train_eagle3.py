@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from datasets import load_from_disk
-from safetensors.torch import load_file
 from speculators.train import cli
 from speculators.train.config import TrainConfig
 
@@ -42,7 +40,7 @@ def of_eagle3(config: Config) -> Config:
 
 
 def train_eagle3(config: Config) -> Path:
-    """Train as peagle.yaml says, from random weights, the target's last layer or a head; the folder of the head.
+    """Train as peagle.yaml says, from random weights or the target's last layer; the folder of the head.
 
     It continues from its last checkpoint, whose weights and moments speculators rounds to bfloat16. log.jsonl has a
     line {"step", "tokens/s", "loss", "peak_gb", "time"} for each step that is logged.
@@ -54,7 +52,7 @@ def train_eagle3(config: Config) -> Path:
             if not torch.accelerator.is_available():
                 self.local_rank = self.device_type = "cpu"
             self.train_loader.pin_memory = self.val_loader.pin_memory = config.data.states == "files"
-            logger.addHandler(handler)  # speculators has cleared those that were there
+            getLogger("speculators.metrics").addHandler(handler)  # speculators has cleared those that were there
 
         def train_epoch(self, epoch: int, **options: Any) -> None:
             if self.global_step < steps:  # else it would go on for a step in each epoch
@@ -63,19 +61,15 @@ def train_eagle3(config: Config) -> Path:
 
     def begun(*args: Any) -> Any:
         head = build(*args).float()
-        if init == "target":
+        if config.head.init:
             begin_as_target(head, config.target)
-        elif weights and (unknown := head.load_state_dict(weights, strict=False).unexpected_keys):
-            raise SystemExit(f"{init}: {unknown[0]} is no tensor of this head")
         return head
 
     cpu.setup()
-    init = config.head.init
-    weights = {} if init in (None, "target") else load_file(f"{init}/model.safetensors")
+    assert config.head.init in (None, "target") and config.optimizer.steps
     data, held_out = load_from_disk(str(config.data_folder)), config.data.held_out
     rows, steps = len(data), config.optimizer.steps
     take_states(config, data)
-    assert steps
     flat = to_options(config).flatten() | {
         "speculator_type": "eagle3",
         "epochs": steps * config.step.tokens // sum(data["seq_len"][:-held_out]) + 1,
@@ -88,20 +82,11 @@ def train_eagle3(config: Config) -> Path:
     if torch.accelerator.is_available():
         torch._dynamo.config.recompile_limit = 64  # two runs with validations; beyond it torch does not compile
         flat["draft_attn_impl"] = "simple_flex_attention"  # the other masks are as large as a step squared
-    if weights:
-        for name in ("d2t", "t2d"):  # speculators reads the draft vocabulary from files
-            file = config.run / f"{name}.npy"
-            np.save(file, weights[name].numpy())
-            flat[f"{name}_path"] = str(file)
     build, reached = cli.build_draft_model, [0]
-    logger = getLogger("speculators.metrics")
     handler = Handler()
     handler.emit = partial(_note_step, config.run / "log.jsonl")  # type: ignore[method-assign]
-    try:
-        with patch.object(cli, "Trainer", Trainer), patch.object(cli, "build_draft_model", begun):
-            cli.main(TrainConfig.from_sources(cli=flat, argv=[]))
-    finally:
-        logger.removeHandler(handler)
+    with patch.object(cli, "Trainer", Trainer), patch.object(cli, "build_draft_model", begun):
+        cli.main(TrainConfig.from_sources(cli=flat, argv=[]))
     if reached[-1] < steps:  # a signal, after which speculators ends as if it were the end
         raise TryAgain(f"{config.run}: stopped before its {steps} steps")
     return newest(config.run)

@@ -60,12 +60,7 @@ SETTINGS: dict[str, Any] = (
         "data": {"from_target": 16, "max_tokens": 32, "held_out": 2, "states": "memory"},
         "head": {"layers": 1, "depths": 4},
         "step": {"tokens": 256, "dtype": "float32"},
-        "engine": {
-            "dtype": "float32",
-            "max_model_len": 512,
-            "enforce_eager": True,
-            "kv_cache_memory_bytes": 128 << 20,
-        },
+        "engine": {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, "kv_cache_memory_bytes": 128 << 20},
     }
 )
 # Without the fused loss, which tries dozens of compiled kernels first.
@@ -235,13 +230,9 @@ def tokens_per_second(config: Config, rows: list[dict[str, Any]]) -> int:
 
 def changed(config: Config, **keys: Any) -> Config:
     """``config`` with other values; a dict changes some keys of a part."""
-    values = {}
-    for key, value in keys.items():
-        old = getattr(config, key)
-        if isinstance(value, dict):
-            value = {**old, **value} if isinstance(old, dict) else old.model_copy(update=value)
-        values[key] = value
-    return config.model_copy(update=values)
+    old = config.model_dump()
+    parts = {key: old[key] | value if isinstance(value, dict) else value for key, value in keys.items()}
+    return Config.model_validate(old | parts)
 
 
 def gather(file: Path) -> None:
@@ -250,8 +241,7 @@ def gather(file: Path) -> None:
     Raises:
         SystemExit: there is no answer.
     """
-    finished = (row for row in read_lines(file, must_exist=False) if "metadata" not in row)
-    rows = {row["id"]: row for row in finished}
+    rows = {row["id"]: row for row in read_lines(file, must_exist=False) if "metadata" not in row}
     text = lzma.decompress(ANSWERS.read_bytes()) if ANSWERS.exists() else b""
     rows |= {row["id"]: row for row in map(json.loads, text.splitlines())}
     if not rows:

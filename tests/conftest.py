@@ -57,9 +57,7 @@ if ARM == "stock-v1":
 @pytest.fixture(autouse=True)
 def twins_or_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if ARM == "plugin-v2" and not HAS_GPU and not request.node.get_closest_marker("kernels"):
-        from peagle_kernels import dispatch
-
-        monkeypatch.setattr(dispatch, "INTERPRETED", False)
+        monkeypatch.setattr("peagle_kernels.dispatch.INTERPRETED", False)
 
 
 @pytest.fixture(scope="module")

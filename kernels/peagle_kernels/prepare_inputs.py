@@ -249,10 +249,9 @@ def _prepare_inputs_kernel(
         _fill_rows(pid, target, out, groups, block_table_strides, sizes, IS_STATIC, NUM_GROUPS)
     elif pid < row_programs + req_programs:
         _fill_requests(pid - row_programs, target, out, sizes, IS_STATIC)
-    else:
-        if len(AUX_WIDTHS) > 0:
-            program = pid - row_programs - req_programs
-            _stage_row(program, target, out, aux, aux_strides, sizes, IS_STATIC, AUX_WIDTHS, VECTOR)
+    elif len(AUX_WIDTHS) > 0:
+        program = pid - row_programs - req_programs
+        _stage_row(program, target, out, aux, aux_strides, sizes, IS_STATIC, AUX_WIDTHS, VECTOR)
 
 
 @triton.jit
@@ -335,11 +334,8 @@ def _fill_requests(block, target, out, sizes, IS_STATIC: tl.constexpr):
     tl.store(out.seq_lens + req, tl.where(live, seq_len, 0).to(tl.int32), mask=in_range)
     if IS_STATIC:
         # A padding request has no rows of its own: it starts where the last real one ends.
-        tl.store(
-            out.query_start_loc + req,
-            tl.minimum(req, sizes.num_reqs) * sizes.static_length,
-            mask=req <= sizes.num_reqs_padded,
-        )
+        first = tl.minimum(req, sizes.num_reqs) * sizes.static_length
+        tl.store(out.query_start_loc + req, first, mask=req <= sizes.num_reqs_padded)
     samples_per_req = sizes.num_speculative_tokens
     if IS_STATIC:
         samples_per_req = sizes.static_length - sizes.staging_length + 1

@@ -6,7 +6,6 @@ What is there is kept, so a killed run continues. The heads go to models/real, e
 import argparse
 import json
 import lzma
-import os
 import shutil
 import sys
 import time
@@ -28,13 +27,11 @@ from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.lines import read_lines
 from peagle_tools.train.peagle_yaml import TRAINING, Config, read_config
 from peagle_tools.train.pipeline import do
-from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER, read_json
+from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import head_hash
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
-HEADS = ["peagle", "eagle3"]
-SLOWER = 0.4  # rates of a head that goes on, relative to its first ones: a step has few tokens
 
 
 def publish(head: Path, folder: Path) -> None:
@@ -57,21 +54,15 @@ def publish(head: Path, folder: Path) -> None:
         file.chmod(0o644)  # safetensors files come readable by their owner only
 
 
-def train(config: Config, out: Path, names: list[str], goes_on: bool) -> None:
-    """Train heads on answers.jsonl and publish them in ``out``; ``goes_on``: they begin as those that are there."""
+def train(config: Config, out: Path) -> None:
+    """Train both heads on answers.jsonl and publish them in ``out``."""
     for step in ("data", "states"):
         do(step, config)
-    for name in names:
-        settings, place = of_eagle3(config) if name == "eagle3" else config, out / name
-        before = read_json(place / "training.json") if goes_on else None
-        if goes_on:
-            muon = settings.speculators["muon_lr"]
-            rates = {"optimizer": {"lr": SLOWER * settings.optimizer.lr}, "speculators": {"muon_lr": SLOWER * muon}}
-            settings = changed(settings, head={"init": os.path.relpath(place)}, **rates)
+    for name, learn, settings in (("peagle", train_peagle, config), ("eagle3", train_eagle3, of_eagle3(config))):
         began = time.monotonic()
-        best = train_eagle3(settings) if name == "eagle3" else train_peagle(settings)
-        publish(best, place)
-        record(best, settings, round(time.monotonic() - began), place, before)
+        best = learn(settings)
+        publish(best, out / name)
+        record(best, settings, round(time.monotonic() - began), out / name)
 
 
 def train_peagle(config: Config) -> Path:
@@ -81,8 +72,8 @@ def train_peagle(config: Config) -> Path:
     return config.run / "checkpoints/best"
 
 
-def record(best: Path, config: Config, seconds: int, place: Path, before: dict[str, Any] | None) -> None:
-    """Write how the head in ``place`` was trained, ``before`` included, and what it drafts, to its training.json."""
+def record(best: Path, config: Config, seconds: int, place: Path) -> None:
+    """Write how the head in ``place`` was trained, and what it drafts, to its training.json."""
     log, al = (list(read_lines(config.run / name, must_exist=False)) for name in ("log.jsonl", "al.jsonl"))
     report: dict[str, Any] = {
         "settings": config.model_dump(include=TRAINING),
@@ -92,7 +83,6 @@ def record(best: Path, config: Config, seconds: int, place: Path, before: dict[s
         "held_out": [line for line in log if "held_out" in line][-1:],
         "seconds": seconds,
         "drafts": greedy_drafts(place.absolute()),
-        "before": before,
     }
     write_whole(place / "training.json", json.dumps(report | provenance(), indent=1) + "\n")
 
@@ -103,11 +93,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="where everything else goes (default: as peagle.yaml says)")
     parser.add_argument("--answers", type=int, help="learn from the first so many (default: all)")
     parser.add_argument("--steps", type=int, help="of each head (default: as peagle.yaml says)")
-    parser.add_argument("--continue", dest="goes_on", action="store_true", help="begin as the heads that are in --out")
-    parser.add_argument("--only", choices=HEADS, help="train this head only")
     args = parser.parse_args()
-    if args.goes_on and not args.run:
-        parser.error("--continue needs --run with a new folder: in the earlier one training is finished already")
     dtype = {"dtype": quick_dtype()}
     config = changed(read_config(REAL / "peagle.yaml"), engine=dtype, step=dtype)
     if args.run:
@@ -119,7 +105,7 @@ def main() -> None:
     config.run.mkdir(parents=True, exist_ok=True)
     lines = lzma.decompress((REAL / "answers.jsonl.xz").read_bytes()).splitlines(keepends=True)
     write_whole(config.run / "answers.jsonl", b"".join(lines[: args.answers]))
-    train(config, args.out, [args.only] if args.only else HEADS, args.goes_on)
+    train(config, args.out)
 
 
 if __name__ == "__main__":

@@ -16,21 +16,17 @@ from tests.support.serving import ROOT, environment
 PROMPTS, TOKENS = 8, 40
 
 
-def small_suite(folder: Path) -> Path:
-    """tiny-cpu.yaml with fewer and shorter answers."""
+def test_a_sweep(tmp_path: Path) -> None:
+    """Of tiny-cpu.yaml, with fewer and shorter answers."""
     suite = yaml.safe_load((ROOT / "benchmarks/suites/tiny-cpu.yaml").read_text())
     for dataset in suite["datasets"].values():
         dataset |= {"prompts": PROMPTS, "output_tokens": TOKENS}
     suite |= {"warmups": 2, "concurrency": [4]}
     suite["serve"]["environment"]["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # two processes a server and not three
     text = yaml.safe_dump(suite, sort_keys=False).replace("../../models", str(ROOT / "models"))
-    file = folder / "small.yaml"
+    file = tmp_path / "small.yaml"
     file.write_text(text)
-    return file
-
-
-def test_a_sweep(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "peagle_tools.cli", "bench", "run", str(small_suite(tmp_path))]
+    command = [sys.executable, "-m", "peagle_tools.cli", "bench", "run", str(file)]
     command += ["--results", str(tmp_path / "results"), "--arm", "P-EAGLE", "--k", "5", "--repeats", "1"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

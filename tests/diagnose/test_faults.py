@@ -1,63 +1,31 @@
 """``peagle-vllm diagnose`` on the trained tiny pairs: planted faults are named, healthy heads get no cause."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from peagle_tools.shared.engines import Pair
+from tests.heads.judging import AUX_KEY, Change, layer_setting, put, setting
 from tests.support import engines
 from tests.support.command import Result, only_line, run
-from tests.support.dialects import Written, read
+from tests.support.dialects import read
 from tests.support.models import EAGLE3, PEAGLE, PEAGLE_REDUCED, QWEN3, QWEN3_PEAGLE, TARGET
 
 pytestmark = pytest.mark.arm("plugin-v1")
 
-Plant = Callable[[Written], object]  # changes a head
-
-
-@dataclass(frozen=True)
-class Case:
-    """``named`` names the fault: a cause, or a line about the curve."""
-
-    target: Path
-    head: Path
-    named: str
-    plant: Plant
-
-    def write(self, folder: Path) -> Path:
-        """The head with its fault."""
-        head = read(self.head)
-        self.plant(head)
-        return head.save(folder)
-
-
-def config(**fields: Any) -> Plant:
-    return lambda head: head.config.update(fields)
-
-
-def rope(**parameters: Any) -> Plant:
-    return lambda head: head.layer_config.update(rope_parameters=parameters)
-
-
-def rotated(head: Written) -> None:
-    head.tensors["mask_hidden"] = head.tensors["mask_hidden"].roll(17)
-
-
 LLAMA, QWEN = (TARGET, PEAGLE), (QWEN3, QWEN3_PEAGLE)
-AUX = "eagle_aux_hidden_state_layer_ids"
-LINEAR = rope(rope_theta=10000.0, rope_type="linear", factor=8.0)
-FAULTS: Mapping[str, Case] = {
-    "aux layers one too low": Case(*LLAMA, "cause: aux layers [2, 5, 7] for [1, 4, 6]", config(**{AUX: [1, 4, 6]})),
-    "aux layers one too high": Case(*QWEN, "cause: aux layers [2, 5, 7] for [3, 6, 8]", config(**{AUX: [3, 6, 8]})),
-    "rope theta": Case(*LLAMA, "cause: rope theta 10000.0", rope(rope_theta=100.0)),
-    "rope scaling": Case(*QWEN, "cause: rope scaling", LINEAR),
-    "mask token": Case(*LLAMA, "cause: mask token 6 (<|mask|>) for 300", config(mask_token_id=300)),
-    "mask_hidden rotated": Case(*QWEN, "mask_hidden", rotated),
-    "norm_before_residual": Case(*LLAMA, "cause: norm_before_residual False", config(norm_before_residual=True)),
+LINEAR = {"rope_theta": 10000.0, "rope_type": "linear", "factor": 8.0}
+# A pair; what names the fault, a cause or a line about the curve; and the fault.
+FAULTS: dict[str, tuple[tuple[Path, Path], str, Change]] = {
+    "aux layers one too low": (LLAMA, "cause: aux layers [2, 5, 7] for [1, 4, 6]", setting(**{AUX_KEY: [1, 4, 6]})),
+    "aux layers one too high": (QWEN, "cause: aux layers [2, 5, 7] for [3, 6, 8]", setting(**{AUX_KEY: [3, 6, 8]})),
+    "rope theta": (LLAMA, "cause: rope theta 10000.0", layer_setting(rope_parameters={"rope_theta": 100.0})),
+    "rope scaling": (QWEN, "cause: rope scaling", layer_setting(rope_parameters=LINEAR)),
+    "mask token": (LLAMA, "cause: mask token 6 (<|mask|>) for 300", setting(mask_token_id=300)),
+    "mask_hidden rotated": (QWEN, "mask_hidden", put("mask_hidden", lambda tensor: tensor.roll(17))),
+    "norm_before_residual": (LLAMA, "cause: norm_before_residual False", setting(norm_before_residual=True)),
 }
 HEALTHY = {
     f"{pair[1].name}, K={k}": (*pair, "-k", k) for pair in (LLAMA, (TARGET, PEAGLE_REDUCED), QWEN) for k in range(3, 9)
@@ -88,10 +56,12 @@ def named_in(ran: Result) -> list[str]:
 @pytest.mark.parametrize("name", some(FAULTS))
 def test_a_planted_fault_is_named(name: str, tmp_path: Path):
     """And no other cause."""
-    case, fewer = FAULTS[name], FEWER if name in QUICK else ()
-    lines = named_in(diagnosed(case.target, case.write(tmp_path / "head"), *fewer))
-    assert any(case.named in line for line in lines), lines
-    assert all(case.named in line for line in lines if line.startswith("cause")), lines
+    ((target, folder), named, plant), fewer = FAULTS[name], FEWER if name in QUICK else ()
+    head = read(folder)
+    plant(head)
+    lines = named_in(diagnosed(target, head.save(tmp_path / "head"), *fewer))
+    assert any(named in line for line in lines), lines
+    assert all(named in line for line in lines if line.startswith("cause")), lines
 
 
 @pytest.mark.parametrize("name", some(HEALTHY))

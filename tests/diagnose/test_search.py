@@ -20,7 +20,7 @@ from peagle_tools.shared.prompts import read_tokenizer, templated
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, Token, read_target, read_tokens, special_tokens
 from tests.heads.writers import speculators, vllm
-from tests.support.dialects import Written, edit
+from tests.support.dialects import Written
 from tests.support.models import PEAGLE, TARGET
 
 ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
@@ -123,22 +123,14 @@ def test_the_likely_mask_token_comes_first():
     assert setup_of(read_head(PEAGLE), Target("t", 128, 512, 8), 5) == RIGHT
 
 
-def test_the_rope_that_is_varied_is_the_served_one(tmp_path: Path):
-    """Of two objects speculators reads the newer one."""
-    shutil.copytree(PEAGLE, tmp_path, dirs_exist_ok=True)
-    objects = {"rope_parameters": ROPE | {"rope_theta": 5e5}, "rope_scaling": ROPE}
-    edit(tmp_path, lambda head: head.layer_config.update(objects))
-    tried = interventions(RIGHT, read_head(tmp_path), read_target(str(TARGET)), [])
-    assert "rope theta 10000.0, the target's, for 500000.0" in [intervention.change for intervention in tried]
-
-
 @pytest.mark.parametrize(("head", "key"), [(vllm(), "rope_scaling"), (speculators(), "rope_parameters")])
-def test_a_fix_changes_the_rope_that_is_served(head: Written, key: str, tmp_path: Path):
+def test_the_rope_that_is_varied_and_fixed_is_the_served_one(head: Written, key: str, tmp_path: Path):
     """Where a config has both objects."""
-    head.layer_config.update(rope_parameters=ROPE, rope_scaling=ROPE)
+    head.layer_config.update({"rope_parameters": ROPE, "rope_scaling": ROPE, key: ROPE | {"rope_theta": 5e5}})
     tried = interventions(RIGHT, read_head(head.save(tmp_path)), read_target(str(TARGET)), [])
-    fixes = [intervention.fix for intervention in tried if intervention.kind == "rope theta"]
-    assert fixes and all(fix.startswith(f'set "{key}" to') for fix in fixes)
+    changes = {intervention.change: intervention.fix for intervention in tried if intervention.kind == "rope theta"}
+    assert "rope theta 10000.0, the target's, for 500000.0" in changes
+    assert all(fix.startswith(f'set "{key}" to') for fix in changes.values())
 
 
 def test_a_tokenizer_that_cannot_be_parsed_is_one_line(tmp_path: Path):

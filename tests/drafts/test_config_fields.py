@@ -114,8 +114,10 @@ class Case:
     value: Any
     rope: str = ""  # the type of rotary embedding that the head has for it
 
-    def apply(self, head: Written) -> None:
+    def write(self, plain: Path) -> Path:
+        """A copy of a head with it."""
         *inner, name = self.field.split(".")
+        head = read(plain)
         layers = head.layer_config
         if self.rope:
             layers["rope_parameters"] = dict(ROPES[self.rope])
@@ -126,6 +128,7 @@ class Case:
         place.pop(name, None)
         if self.value is not MISSING:
             place[name] = copy.deepcopy(self.value)
+        return head.save(plain.parent / "head")
 
 
 def cases(names: set[str], head: Written) -> Iterator[Case]:
@@ -181,20 +184,14 @@ def judged(live: Engine, head: Path, target: Target) -> torch.Tensor | str:
     return lines[0]
 
 
-def written(plain: Path, case: Case) -> Path:
-    head = read(plain)
-    case.apply(head)
-    return head.save(plain.parent / "head")
-
-
 def right_logits(live: Engine, plain: Path, case: Case, base: torch.Tensor) -> torch.Tensor:
     """What a head that is served for this case must compute: as in stock vLLM, where that reads the field rightly."""
     if case.field in MISREAD:
         return base
     try:
-        return load(live, written(plain, case), stock=True)
+        return load(live, case.write(plain), stock=True)
     except Exception:  # vLLM by itself does not take what means nothing; null is as good as absent
-        return load(live, written(plain, replace(case, value=MISSING))) if case.value is None else base
+        return load(live, replace(case, value=MISSING).write(plain)) if case.value is None else base
 
 
 @pytest.mark.parametrize("step", [6 * len(LAYOUTS), pytest.param(1, marks=pytest.mark.full)])
@@ -209,7 +206,7 @@ def test_verdicts(layout: tuple[str, str], step: int, live: Engine, names: set[s
     wrong, seen = [], Counter[str]()
     for case in list(cases(names, read(plain)))[LAYOUTS.index(layout) % step :: step]:
         try:
-            verdict = judged(live, written(plain, case), target)
+            verdict = judged(live, case.write(plain), target)
             if not isinstance(verdict, str):
                 assert torch.equal(verdict, right_logits(live, plain, case, bases[case.rope])), "another meaning"
             seen["refused" if isinstance(verdict, str) else "served"] += 1

@@ -54,10 +54,6 @@ class Case:
         return head.save(folder)
 
 
-def specforge_with_id(head: Written) -> None:
-    words.as_specforge(head).config["mask_token_id"] = MASK_TOKEN
-
-
 BARE = HeadSpec(own_embeddings=False, own_lm_head=False, norm_before_residual=True)
 REDUCED = HeadSpec(draft_vocab=200)
 NO_ID = ("--mask-token-id", str(MASK_TOKEN))
@@ -67,7 +63,7 @@ CASES = {
     "flat": Case(REDUCED, words.as_flat),
     "nemo": Case(HeadSpec("qwen3", fc_norm=True), words.as_nemo),
     "nemo-first": Case(HeadSpec(), words.as_nemo_first, shards=2),
-    "specforge-with-id": Case(HeadSpec(), specforge_with_id),
+    "specforge-with-id": Case(HeadSpec(), lambda h: words.as_specforge(h).config.update(mask_token_id=MASK_TOKEN)),
     "specforge": Case(HeadSpec("qwen3"), words.as_specforge, direct=False, options=NO_ID),
     "speculators-reduced": Case(
         replace(REDUCED, fc_norm=True, aux_layers=(1, 2, 4, 6, 8)), words.as_speculators, dtype=torch.float16, shards=3

@@ -9,8 +9,8 @@ import math
 import os
 import random
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,18 +25,10 @@ SIZE = 14 if V2 else 26  # output tokens of most requests: on V2 the interpreter
 LEAST_ROWS = 800  # of all cells together
 
 
-@dataclass
-class Totals:
-    """What the whole grid saw."""
-
-    cells: set[str] = field(default_factory=set)
-    by_dtype: dict[str, Report] = field(default_factory=lambda: defaultdict(Report))
-    rejections: set[tuple[int, int]] = field(default_factory=set)  # (K, refused)
-
-
 @pytest.fixture(scope="module")
-def totals() -> Totals:
-    return Totals()
+def totals() -> SimpleNamespace:
+    """What the whole grid saw; ``rejections`` are of (K, refused)."""
+    return SimpleNamespace(cells=set(), by_dtype=defaultdict(Report), rejections=set())
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +41,7 @@ MARKED = [pytest.param(c, id=str(c), marks=pytest.mark.kernels if i % 9 == 4 els
 
 
 @pytest.mark.parametrize("cell", MARKED)
-def test_drafts(cell: Cell, runner: Runner, totals: Totals):
+def test_drafts(cell: Cell, runner: Runner, totals: SimpleNamespace):
     """One engine of this cell: its drafts, its output, and what it contributes to the totals."""
     totals.cells.add(str(cell))
     report = runner.run(cell, [traffic(random.Random(str(cell)), cell.requests, SIZE)])
@@ -58,7 +50,7 @@ def test_drafts(cell: Cell, runner: Runner, totals: Totals):
     totals.rejections |= {(cell.k, refused) for refused in report.rejections}
 
 
-def test_totals(totals: Totals):
+def test_totals(totals: SimpleNamespace):
     assert totals.cells == {str(cell) for cell in CELLS}, "these are totals: select the cells too"
     whole = Report()
     for dtype, report in totals.by_dtype.items():

@@ -12,12 +12,8 @@ import pytest
 import torch
 
 from peagle_vllm.serving import RefusedError
-from tests.features.asking import SETTINGS as TINY
-from tests.features.asking import ask, both
-from tests.features.test_requests import SCHEMA
 from tests.support.dialects import edit, read
 from tests.support.engines import Request, Settings, engine
-from tests.support.models import TARGET
 from tests.support.random_heads import VOCAB, HeadSpec, prompt, write_head, write_target
 from tests.support.recorder import serve_exactly
 from tests.support.reference import Reference
@@ -75,17 +71,6 @@ def test_an_update_of_the_weights(target: Path):
     live = updatable(Settings(target, heads[0], k=K, max_model_len=96, llm=(TRANSFER,)))
     update(live, *files(heads[1]))
     serve_exactly(live, REQUESTS, Reference(target, heads[1]))
-
-
-def test_structured_output(tmp_path: Path):
-    from vllm.sampling_params import StructuredOutputsParams
-
-    padded = grown(shutil.copytree(TARGET, tmp_path / "padded"), 8, likely=0.0)
-    xgrammar = ("structured_outputs_config", {"backend": "xgrammar", "disable_any_whitespace": True})
-    structured = StructuredOutputsParams(json=SCHEMA)
-    requests = [ask(i, 48, structured_outputs=structured, ignore_eos=False) for i in range(2)]
-    for plain, speculated in both(replace(TINY, target=padded, llm=(*TINY.llm, xgrammar)), [*requests, ask(2)]):
-        assert speculated.output == plain.output
 
 
 @pytest.mark.arm("plugin-v1")

@@ -64,18 +64,13 @@ def test_each_alert_has_a_case_in_which_it_fires() -> None:
     assert alerts and set(re.findall(r'alertname="(\w+)"', cases)) == alerts
 
 
-def expressions() -> list[str]:
-    """The queries of all panels, with Grafana's variables filled in, and those of the rules."""
+def missing(metrics: str) -> list[str]:
+    """What dashboard and rules name and the text of /metrics lacks: metrics, and values of labels but ``job``."""
     dashboard = json.loads((DEPLOY / "grafana/dashboard.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     queries = [query.replace("$model", ".*").replace("$__rate_interval", "5m") for query in queries]
-    return [*queries, *(rule["expr"] for rule in rules())]
-
-
-def missing(metrics: str) -> list[str]:
-    """What dashboard and rules name and the text of /metrics lacks: metrics, and values of labels but ``job``."""
     lacking = set()
-    for expression in expressions():
+    for expression in (*queries, *(rule["expr"] for rule in rules())):
         for name, selector in METRIC.findall(expression):
             wanted = [f'{label}="{value}"' for label, value in MATCHER.findall(selector) if label != "job"]
             samples = re.findall(rf"^{name}(?:{{(.*)}})? ", metrics, re.MULTILINE)

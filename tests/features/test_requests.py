@@ -2,15 +2,19 @@
 
 import json
 import math
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
 from tests.conftest import ARM
+from tests.drafts.test_larger_target import grown
 from tests.features.asking import SETTINGS, ask, both
 from tests.support.engines import engine
+from tests.support.models import TARGET
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
@@ -41,15 +45,20 @@ def test_greedy_stop_strings_and_penalties_are_those_without_speculation():
     assert stopped.stop_reason == stop and stop not in stopped.text
 
 
-def test_structured_output_is_valid_and_that_without_speculation():
+@pytest.mark.parametrize("padding", [0, 8])
+def test_structured_output_is_valid_and_that_without_speculation(padding: int, tmp_path: Path):
+    """Also of a target whose vocabulary was padded, and beside a plain request."""
     from vllm.sampling_params import StructuredOutputsParams
 
+    target = grown(shutil.copytree(TARGET, tmp_path / "target"), padding, likely=0.0)
     # A tiny model would fill the answer with the white space that JSON allows.
     xgrammar = ("structured_outputs_config", {"backend": "xgrammar", "disable_any_whitespace": True})
     structured = StructuredOutputsParams(json=SCHEMA)
     requests = [ask(i, 64, structured_outputs=structured, ignore_eos=False) for i in range(3)]
-    for plain, speculated in both(replace(SETTINGS, llm=(*SETTINGS.llm, xgrammar)), requests):
-        assert set(json.loads(speculated.raw.outputs[0].text)) == {"name", "flag"}
+    settings = replace(SETTINGS, target=target, llm=(*SETTINGS.llm, xgrammar))
+    for plain, speculated in both(settings, [*requests, ask(3)]):
+        if "structured_outputs" in dict(speculated.request.sampling):
+            assert set(json.loads(speculated.raw.outputs[0].text)) == {"name", "flag"}
         assert speculated.output == plain.output
 
 

@@ -21,7 +21,7 @@ import torch
 
 from tests.conftest import HAS_GPU
 from tests.drafts.grid import MAX_MODEL_LEN, requests
-from tests.sampling.statistics import Tally
+from tests.sampling.statistics import Tally, limited
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Finished, Settings, engine
 from tests.support.random_heads import HeadSpec
@@ -40,27 +40,17 @@ TOP_K, TOP_P = 6, 0.8
 REQUEST_COUNTS = (1, 2, 4)  # that graphs are captured for: three requests are padded to four
 
 
-@dataclass(frozen=True)
-class Case:
-    """A head and the engine around it."""
-
-    k: int
-    head: HeadSpec
-    changes: tuple[tuple[str, Any], ...] = ()  # of Settings
-
-
-CASES = {
-    "K5": Case(5, HeadSpec(spread=0.7)),
+CASES: dict[str, tuple[HeadSpec, dict[str, Any]]] = {  # a head, and Settings of the engine around it
+    "K5": (HeadSpec(spread=0.7), {"k": 5}),
     # Chunked prefill beside decodes, prefix hits, and too few KV blocks for all requests.
-    "K7-pressed": Case(
-        7,
+    "K7-pressed": (
         HeadSpec("qwen3", "aws", layers=3, draft_vocab=200, fc_norm=True, own_embeddings=False, spread=0.7),
-        (("token_budget", 48), ("prefix_caching", True), ("kv_blocks", 13)),
+        {"k": 7, "token_budget": 48, "prefix_caching": True, "kv_blocks": 13},
     ),
-    "K11": Case(11, HeadSpec(fmt="aws", norm_before_residual=True, spread=0.7)),
-    "K5-lookup": Case(5, HeadSpec(spread=0.7), (("lookup", 1),)),
+    "K11": (HeadSpec(fmt="aws", norm_before_residual=True, spread=0.7), {"k": 11}),
+    "K5-lookup": (HeadSpec(spread=0.7), {"k": 5, "lookup": 1}),
     # Its candidates come from FlashInfer's top-k where that is installed, so ties in another order.
-    "K5-selector": Case(5, HeadSpec(spread=0.7, selector=True)),
+    "K5-selector": (HeadSpec(spread=0.7, selector=True), {"k": 5}),
 }
 
 
@@ -79,21 +69,21 @@ MODES = {
 }
 
 
-def start(case: Case, mode: str, backend: str, folder: Path, **speculative: Any) -> tuple[Engine, Reference]:
-    target, head = tiny_heads.write_pair(folder, case.head, case.head.family)
-    llm = MODES[mode](case.k)
+def start(name: str, mode: str, backend: str, folder: Path, **speculative: Any) -> tuple[Engine, Reference]:
+    spec, changes = CASES[name]
+    target, head = tiny_heads.write_pair(folder, spec, spec.family)
+    llm = MODES[mode](changes["k"])
     if HAS_GPU:
         llm["attention_config"] = {"backend": backend}
         speculative["attention_backend"] = backend
     settings = Settings(
         target,
         head,
-        k=case.k,
         max_model_len=MAX_MODEL_LEN,
         dtype=DTYPE,
         speculative=tuple(speculative.items()),
         llm=tuple(llm.items()),
-        **dict(case.changes),
+        **changes,
     )
     return engine(settings), Reference(target, head, DTYPE)
 
@@ -106,8 +96,7 @@ in_each_mode = pytest.mark.parametrize("mode", MODES if HAS_GPU else ["eager"]) 
 @in_each_mode
 @on_each_backend
 def test_drafts(backend: str, mode: str, name: str, tmp_path: Path, record_property: Callable[[str, int], None]):
-    case = CASES[name]
-    live, reference = start(case, mode, backend, tmp_path)
+    live, reference = start(name, mode, backend, tmp_path)
     layers = live.llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
     assert {layer.attn_backend.get_name() for layer in layers} == {backend}  # the target's and the drafter's
     asked = requests(NUM_REQUESTS, NUM_OUTPUT)
@@ -161,15 +150,14 @@ def followed(noted: Recording, finished: Mapping[str, Finished], reference: Refe
 
 def drawn(name: str, mode: str, backend: str, folder: Path, **sampling: Any) -> list[Followed]:
     """Probabilistic drafts of requests with these sampling parameters."""
-    case = CASES[name]
-    live, reference = start(case, mode, backend, folder, draft_sample_method="probabilistic")
+    live, reference = start(name, mode, backend, folder, draft_sample_method="probabilistic")
     asked = [
         replace(request, sampling=tuple({"seed": seed, **sampling}.items()))
         for seed, request in enumerate(requests(NUM_DRAWING, NUM_DRAWN))
     ]
     with record(live, keep_hidden=True) as noted:
         finished = live.run(asked)
-    return list(followed(noted, finished, reference, case.k))
+    return list(followed(noted, finished, reference, live.settings.k))
 
 
 def judge(rows: list[Followed], temperature: float) -> Tally:
@@ -192,10 +180,8 @@ def share_outside(rows: list[Followed], top_k: int, top_p: float) -> float:
     """Of the drafts those that are not among the best ``top_k``, or not in the ``top_p`` of those at HOT."""
     outside = []
     for row in rows:
-        best = row.logits.topk(top_k).values
-        weight = (best / HOT).softmax(-1)
-        last = (weight.cumsum(-1) - weight < top_p).sum(-1) - 1
-        least = best.gather(-1, last[:, None])[:, 0]
+        best = limited(row.logits, HOT, top_k, top_p)
+        least = best.masked_fill(best == -math.inf, math.inf).min(-1).values
         outside += (row.logits.gather(-1, row.drafts[:, None])[:, 0] < least - row.near).tolist()
     return sum(outside) / len(outside)
 

@@ -17,6 +17,19 @@ from tests.heads.writers import HIDDEN, TARGET, Written
 Change = Callable[[Written], object]
 
 
+def put(name: str, make: Callable[[Any], Any]) -> Change:
+    """``make``: of the tensor, what stands in its place."""
+    return lambda head: head.tensors.update({name: make(head.tensors.get(name))})
+
+
+def setting(**fields: object) -> Change:
+    return lambda head: head.config.update(fields)
+
+
+def layer_setting(**fields: object) -> Change:
+    return lambda head: head.layer_config.update(fields)
+
+
 def problems(head: Written, folder: Path, target: Target = TARGET, k: int = 5) -> list[Problem]:
     problems = check_pair(read_head(head.save(folder)), target, num_speculative_tokens=k)
     for problem in problems:

@@ -7,28 +7,19 @@ import pytest
 import torch
 
 from tests.heads import writers
-from tests.heads.judging import AUX_KEY, Change, fc_norm, norm_before_fc, problems
+from tests.heads.judging import AUX_KEY, Change, fc_norm, layer_setting, norm_before_fc, problems, put, setting
 from tests.heads.writers import VOCAB, Written
 
 MASK, UP, LM_HEAD = "mask_hidden", "layers.1.mlp.up_proj.weight", "lm_head.weight"
 LAYER_TYPES = ["full_attention", "sliding_attention"]
 
 
-def put(name: str, make) -> Change:
-    """``make``: of the tensor, what stands in its place."""
-    return lambda head: head.tensors.update({name: make(head.tensors.get(name))})
-
-
 def drop(*names: str) -> Change:
     return lambda head: [part.pop(name, None) for name in names for part in (head.tensors, head.config)]
 
 
-def setting(**fields: object) -> Change:
-    return lambda head: head.config.update(fields)
-
-
-def layer_setting(**fields: object) -> Change:
-    return lambda head: head.layer_config.update(fields)
+def linear_rope(**fields: object) -> Change:
+    return layer_setting(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4, **fields})
 
 
 def other(**spec: Any) -> Change:
@@ -96,6 +87,11 @@ REFUSED: dict[str, Change] = {
     "num_attention_heads is 2, not a multiple of": layer_setting(num_key_value_heads=3),
     "layer_types names 1 layers": layer_setting(layer_types=LAYER_TYPES[:1]),
     'names sliding layers, and no "sliding_window"': layer_setting(layer_types=LAYER_TYPES),
+    "rope_parameters.factor is 0.5, needs a number from 1 to 10,000": linear_rope(factor=0.5),
+    "rope_parameters.rope_theta is 1, needs a number above 1": linear_rope(rope_theta=1),
+    "..., needs a number from 0": linear_rope(mscale=10**400),
+    '"torchao"}}, needs a JSON object whose': layer_setting(quantization_config={"quant_method": "torchao"}),
+    "null}}, needs a JSON object whose quant_": layer_setting(quantization_config={"quant_method": None}),
     # This one breaks more than one thing.
     'speculators_model_type "dflash" with model_type "llama" is no': setting(speculators_model_type="dflash"),
 }

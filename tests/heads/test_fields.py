@@ -46,26 +46,3 @@ def test_a_copy_means_the_same(name: str, layers: dict[str, Any], rope: str, to:
     copied = vllm_fields(read_head(tmp_path / "copy"))
     same = ("rope_parameters", "layer_types", "sliding_window")
     assert {key: copied[key] for key in same} == {key: fields[key] for key in same}
-
-
-@pytest.mark.parametrize(
-    ("rope", "needs"),
-    [
-        ({"factor": 0.5}, "rope_parameters.factor is 0.5, needs a number from 1 to 10,000"),
-        ({"rope_theta": 1}, "rope_parameters.rope_theta is 1, needs a number above 1"),
-        ({"mscale": 10**400}, "needs a number from 0"),
-    ],
-)
-def test_numbers_that_vllm_cannot_compute_with(rope: dict[str, Any], needs: str, tmp_path: Path):
-    head = SERVED["speculators-llama"]()
-    head.layer_config["rope_parameters"] = {"rope_theta": 1e4, **LINEAR, **rope}
-    (line,) = field_faults(read_head(head.save(tmp_path)))
-    assert needs in line
-
-
-@pytest.mark.parametrize("method", ["torchao", None])
-def test_a_quantization_that_no_head_has(method: str | None, tmp_path: Path):
-    head = SERVED["vllm-llama"]()
-    head.layer_config["quantization_config"] = {"quant_method": method}
-    (fault,) = field_faults(read_head(head.save(tmp_path)))
-    assert "needs a JSON object whose quant_method is one of" in fault

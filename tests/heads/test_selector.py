@@ -83,28 +83,13 @@ def test_an_entry_that_is_no_object_and_a_damaged_folder(tmp_path: Path):
 
 @pytest.mark.parametrize("to", ["vllm", "speculators"])
 @pytest.mark.parametrize("name", SERVED)
-def test_convert_takes_the_selector_along(name: str, to: str, tmp_path: Path):
+def test_inspect_shows_the_selector_and_convert_takes_it_along(name: str, to: str, tmp_path: Path):
     folder, out = sharpened(SERVED[name](), tmp_path / "head"), tmp_path / "out"
     assert check_pair(read_head(folder), TARGET, num_speculative_tokens=5) == []
     assert vllm_fields(read_head(folder))[SELECTOR]  # which the runners read
+    assert json.loads(run("inspect", folder, "--json").stdout)["selector"] == {"rank": RANK, "candidates": TOP_K}
     ran = run("convert", folder, out, "--to", to)
     assert ran.exit_code == 0, ran.stderr
     assert check_pair(read_head(out), TARGET, num_speculative_tokens=5) == []
     before, after = (load_file(place / SELECTOR_FOLDER / "model.safetensors") for place in (folder, out))
     assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
-
-
-def test_target_ids_that_convert_corrects_keep_the_hash(tmp_path: Path):
-    head = writers.speculators(draft_vocab=DRAFT_VOCAB)
-    head.tensors["d2t"] = (head.tensors["d2t"] + torch.arange(DRAFT_VOCAB)).int()
-    folder = sharpened(head, tmp_path / "head")
-    assert run("convert", folder, tmp_path / "out").exit_code == 0
-    assert check_head(read_head(tmp_path / "out")) == []
-
-
-def test_inspect_shows_the_selector(tmp_path: Path):
-    folder = sharpened(writers.vllm(), tmp_path / "head")
-    data = json.loads(run("inspect", folder, "--json").stdout)
-    assert data["selector"] == {"rank": RANK, "candidates": TOP_K}
-    plain = writers.vllm().save(tmp_path / "plain")
-    assert json.loads(run("inspect", plain, "--json").stdout)["selector"] is None

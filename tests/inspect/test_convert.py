@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 
 from peagle_tools.shared.atomic_files import new_folder
 from peagle_tools.shared.errors import ToolError
-from peagle_vllm.heads.checks import check_pair
+from peagle_vllm.heads.checks import check_head, check_pair
 from peagle_vllm.heads.config import vllm_name
 from peagle_vllm.heads.head import read_head
 from tests.heads import writers
 from tests.heads.judging import fc_norm, meaning, norm_before_fc, top_fc_norm, windowed
+from tests.heads.test_selector import sharpened
 from tests.heads.test_vllm_agrees import vllms_config
 from tests.heads.writers import AUX, DRAFT_VOCAB, SERVED, TARGET, VOCAB
 from tests.support.command import only_line, run
@@ -97,17 +98,19 @@ def test_stock_vllm_finds_everything_in_the_result(name: str, to: str, tmp_path:
 @pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_target_ids_become_offsets(marked: bool, dtype: torch.dtype, tmp_path: Path):
+    """And leave the hash that a selector knows its head by; tests/drafts/test_dialects.py has a head without one."""
     head = writers.speculators(draft_vocab=DRAFT_VOCAB)
     offsets, t2d = head.tensors["d2t"].clone(), head.tensors["t2d"].clone()
     head.tensors["d2t"] = (offsets + torch.arange(DRAFT_VOCAB)).to(dtype)
     if not marked:
         del head.tensors["t2d"]
-    inspected = json.loads(run("inspect", head.save(tmp_path / "head"), "--json").stdout)
+    inspected = json.loads(run("inspect", sharpened(head, tmp_path / "head"), "--json").stdout)
     assert inspected["vocabulary_map"] == "target ids"
     assert "peagle-vllm convert" in inspected["problems"][0]["line"]
     assert run("convert", tmp_path / "head", tmp_path / "out").exit_code == 0
     written = tensors(tmp_path / "out")
     assert torch.equal(written["d2t"], offsets) and torch.equal(written["t2d"], t2d)
+    assert check_head(read_head(tmp_path / "out")) == []
 
 
 def test_the_target_is_written_down(tmp_path: Path):

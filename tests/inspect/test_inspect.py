@@ -34,7 +34,7 @@ def test_facts_of_every_dialect(name: str, tmp_path: Path):
     assert data["tensors"] == len(head.tensors)
     assert data["bytes"] == sum(t.numel() * t.element_size() for t in head.tensors.values())
     assert data["trained_depth"] == (8 if name.startswith(("speculators", "nemo")) else None)
-    assert data["fit"] is (name != "specforge")
+    assert data["fit"] is (name != "specforge") and data["selector"] is None
 
 
 def test_the_table_of_a_shipped_head():

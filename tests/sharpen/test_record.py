@@ -30,13 +30,6 @@ NUM_REQUESTS, MAX_TOKENS, BUDGET = (2, 14, 64) if ARM == "plugin-v2" else (6, 40
 PROMPT_TOKENS = 60
 
 
-class Live(engines.Pair):
-    """A pair whose engine runs already."""
-
-    def engine(self, num_k: int, longest: int) -> Any:
-        return nullcontext(self.arguments["llm"])
-
-
 def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A trace, what the target answered, what vLLM's scheduler counted meanwhile, and every draft."""
     traces: list[CandidateTrace] = []
@@ -55,9 +48,10 @@ def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any
 
     monkeypatch.setattr(record, "trace_of", keep)
     monkeypatch.setattr(live.scheduler, "make_spec_decoding_stats", note)
+    monkeypatch.setattr(engines.Pair, "engine", lambda *_: nullcontext(live.llm))
     prompts = [list(ids[:PROMPT_TOKENS]) for ids in prompt_token_ids()[:NUM_REQUESTS]]
     with recorder.record(live) as noted:
-        record.record_all(Live("target", "head", {"llm": live.llm}), prompts, folder, K, M, MAX_TOKENS)
+        record.record_all(engines.Pair("target", "head", {}), prompts, folder, K, M, MAX_TOKENS)
     live.drafter.observer = None
     written = CandidateTrace.load(folder / "000000.safetensors")  # hidden states in bfloat16
     assert torch.equal(written.tokens, traces[0].tokens) and torch.equal(written.ids, traces[0].ids)

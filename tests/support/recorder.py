@@ -50,13 +50,9 @@ def _rows(engine: Engine, kwargs: Mapping[str, Any], drafts: torch.Tensor) -> li
         refused = 0 if rejected is None else int(rejected[b])
         p_last = int(positions[starts[b + 1] - 1]) - refused
         bonus = None if is_partial[b] else int(sampled[b])
-        rows.append(Row(own_id(batch.req_ids[b]), p_last, starts[b + 1] - starts[b], refused, bonus, tuple(draft)))
+        req = batch.req_ids[b].rpartition("-")[0] or batch.req_ids[b]  # vLLM may append "-" and eight random characters
+        rows.append(Row(req, p_last, starts[b + 1] - starts[b], refused, bonus, tuple(draft)))
     return rows
-
-
-def own_id(internal: str) -> str:
-    """vLLM appends "-" and eight random characters to a request id, unless it is told not to."""
-    return internal.rpartition("-")[0] or internal
 
 
 @dataclass

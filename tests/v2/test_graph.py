@@ -99,12 +99,10 @@ def test_metadata_before_a_replay_is_built_without_waiting_for_the_gpu(
 ):
     """Where metadata is rebuilt, nothing on the device is read back, which a meta tensor refuses."""
     metadata = start(*pair, 3).drafter.attention
-    from peagle_vllm.v2 import attention
-
     on_device = partial(tree_map_only, torch.Tensor, lambda tensor: tensor.to("meta"))
     tables = metadata.block_tables
     tables = SimpleNamespace(input_block_tables=on_device(tables.input_block_tables), block_sizes=tables.block_sizes)
-    monkeypatch.setattr(attention, "build_attn_metadata", lambda **arguments: arguments)
+    monkeypatch.setattr("peagle_vllm.v2.attention.build_attn_metadata", lambda **arguments: arguments)
     rebuilt = replace(metadata, buffers=on_device(metadata.buffers), block_tables=tables).metadata(
         2, np.array([0, 6], dtype=np.int32), num_rows=12, seq_lens_bound=np.array([9], dtype=np.int32)
     )

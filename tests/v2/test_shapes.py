@@ -136,6 +136,9 @@ def test_the_drafter_has_the_kinds_of_graph_that_the_target_has(graphs):
         shapes = graphs(config(8, 3, 2048, SIZES["vLLM's"]), mode)
         assert (bool(shapes.decode), bool(shapes.mixed)) == kind
         assert shapes.cudagraph_mode.name == (mode if mode != "FULL" else "FULL_DECODE_ONLY")
+    eager = config(8, 3, 2048, SIZES["vLLM's"])
+    eager.speculative_config.enforce_eager = True  # of the drafter alone
+    assert not graphs(eager).decode and not graphs(eager).mixed
 
 
 @pytest.mark.parametrize(
@@ -191,9 +194,3 @@ def test_attention_builders_see_the_drafters_own_batches():
     original.speculative_config.kv_cache_dtype = "fp8"
     cache = draft_attention_config(original).cache_config
     assert (cache.cache_dtype, cache.kv_cache_layout, original.cache_config.cache_dtype) == ("fp8", "HND", "auto")
-
-
-def test_an_eager_drafter_has_no_graphs(graphs):
-    eager = config(256, 7, 8192, SIZES["vLLM's"])
-    eager.speculative_config.enforce_eager = True
-    assert not graphs(eager).decode and not graphs(eager).mixed

@@ -6,15 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from peagle_tools.shared import terminal
 from peagle_tools.shared.atomic_files import new_folder
-from peagle_tools.shared.terminal import (
-    HeadArgument,
-    RevisionOption,
-    exit_if_unfit,
-    exit_on_sigterm,
-    fail,
-    one_line_errors,
-)
+from peagle_tools.shared.terminal import HeadArgument, RevisionOption, fail, one_line_errors
 
 
 def convert(
@@ -51,7 +45,7 @@ def convert(
     from peagle_vllm.heads.head import read_head
     from peagle_vllm.heads.target import read_target
 
-    exit_on_sigterm()
+    terminal.exit_on_sigterm()
     if (draft_vocab is None) != (text is None) or (text and target is None):
         fail("--draft-vocab N, --text FILE and --target TARGET go together")
     with one_line_errors("cuda"):
@@ -60,7 +54,7 @@ def convert(
             source = replace(source, mask_token_id=mask_token_id, mask_token_key="--mask-token-id")
         source = converting.with_window(source, window) if window is not None else source
         model = read_target(target) if target is not None else None
-        exit_if_unfit(converting.obstacles(source, to, model))
+        terminal.exit_if_unfit(converting.obstacles(source, to, model))
         trimmed: DraftVocab | None = None
         if draft_vocab is not None and text and target:
             trimmed = choose(source, target, draft_vocab, read_conversations(text))

@@ -32,7 +32,7 @@ def free_port() -> int:
             return port
 
 
-class Server:
+class Server(contextlib.AbstractContextManager["Server"]):
     """A running server with these arguments of ``vllm serve``, with its output in ``log``.
 
     Use as a context manager: it is gone afterwards, whatever happened.
@@ -43,9 +43,6 @@ class Server:
         self._url, self._log = f"http://{HOST}:{self.port}", log
         command = [*COMMAND, "--host", HOST, "--port", str(self.port), *arguments]
         self.process: psutil.Popen = processes.start(command, cwd=cwd, env=env, log=log)
-
-    def __enter__(self) -> "Server":
-        return self
 
     def __exit__(self, *_: object) -> None:
         processes.end(self.process)
@@ -84,15 +81,10 @@ class Server:
 
     def _is_healthy(self) -> bool:
         with contextlib.suppress(OSError):
-            self._request("/health", timeout=5)
+            urllib.request.urlopen(f"{self._url}/health", timeout=5).close()
             return True
         return False
 
-    def _request(self, path: str, timeout: float, body: bytes | None = None) -> None:
-        """GET, or POST with a ``body``. Raises OSError where it is not answered well."""
-        with urllib.request.urlopen(self._url + path, body, timeout):
-            pass
-
     def empty_prefix_cache(self) -> None:
-        """Needs VLLM_SERVER_DEV_MODE=1 in the server's environment."""
-        self._request("/reset_prefix_cache", 60, b"")
+        """Needs VLLM_SERVER_DEV_MODE=1 in the server's environment. Raises OSError where it is not answered well."""
+        urllib.request.urlopen(f"{self._url}/reset_prefix_cache", b"", 60).close()

@@ -6,14 +6,8 @@ from typing import Annotated
 
 import typer
 
-from peagle_tools.shared.terminal import (
-    EngineOption,
-    exit_if_unfit,
-    exit_on_sigterm,
-    fail,
-    json_object,
-    one_line_errors,
-)
+from peagle_tools.shared import terminal
+from peagle_tools.shared.terminal import EngineOption, fail, one_line_errors
 
 
 def sharpen(
@@ -38,8 +32,8 @@ def sharpen(
 
     Exit status: 0 written; 1 not better, nothing written; 2 something cannot be read or run.
     """
-    arguments = json_object(engine)
-    exit_on_sigterm()
+    arguments = terminal.json_object(engine)
+    terminal.exit_on_sigterm()
     with one_line_errors("cuda"):
         from peagle_tools.shared.prompt_files import read_prompts
         from peagle_tools.shared.prompts import read_tokenizer, templated
@@ -52,7 +46,7 @@ def sharpen(
         aside = read_prompts(held_out) if held_out else None
         learn, aside = sharpening.split(read_prompts(prompts), aside)
         model, source = read_target(target), read_head(download(head))
-        exit_if_unfit(check(source, model))
+        terminal.exit_if_unfit(check(source, model))
         depth = num_speculative_tokens or source.trained_depth or 5
         ids = partial(templated, read_tokenizer(target), tokenize=True)
         job = sharpening.Job(model, [*map(ids, learn)], [*map(ids, aside)], depth, rank, max_tokens, arguments)

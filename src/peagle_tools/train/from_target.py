@@ -62,8 +62,8 @@ def sampled(config: Config, file: Path) -> Iterator[dict]:
         _sample(config, missing, file, tokenizer, start, stop)
         rows = {row["number"]: row for row in read_lines(file)}
     for number in numbers:
-        content = rows[number]["text"].strip()
-        yield {"messages": [{"role": "user", "content": content}], "end": rows[number]["end"]}
+        row = rows[number]
+        yield {"messages": [{"role": "user", "content": row["text"].strip()}], "end": row["end"]}
 
 
 def _sample(config: Config, numbers: list[int], file: Path, tokenizer: Any, start: str, stop: str) -> None:

@@ -31,13 +31,7 @@ class Trainer(library.Trainer):
         settings: peagle.yaml.
     """
 
-    def __init__(
-        self,
-        settings: Config,
-        model: PEagleDraftModel,
-        options: library.TrainerConfig,
-        loaders: tuple[DataLoader, DataLoader],
-    ):
+    def __init__(self, settings: Config, model: PEagleDraftModel, options: library.TrainerConfig, *loaders: DataLoader):
         self.settings = settings
         self.log_file = settings.run / "log.jsonl"
         self.stopping = False

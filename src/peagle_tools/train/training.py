@@ -80,7 +80,7 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     fields |= {"num_epochs": args.epochs, "hidden_states_dtype": getattr(torch, config.step.dtype)}
     fields |= {"max_steps": total, "resume_from_checkpoint": True}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}
-    return Trainer(config, head, library.TrainerConfig(**fields), batches)
+    return Trainer(config, head, library.TrainerConfig(**fields), *batches)
 
 
 def _num_batches(loader: Any, epoch: int) -> int:
@@ -179,8 +179,7 @@ def make_head(config: Config, args: Namespace) -> PEagleDraftModel:
     if config.head.init not in (None, "target"):
         return warm_start.begun_from(config, args).float()
     try:
-        vocabulary = warm_start.draft_vocabulary(config, args)
-        head = library.build_draft_model(args, PEagleDraftModel, **vocabulary).float()
+        head = library.build_draft_model(args, PEagleDraftModel, **warm_start.draft_vocabulary(config, args)).float()
     except ValueError as error:
         raise ToolError(f"head: {error}") from None
     if config.head.init:

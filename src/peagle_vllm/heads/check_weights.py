@@ -35,8 +35,7 @@ def check_layers(head: Head) -> Iterator[str]:
     """Are all modules there?"""
     numbers = {name.split(".")[1] for name in head.tensors if name.startswith("layers.")}
     if len(numbers) != head.num_layers or numbers != {str(i) for i in range(len(numbers))}:
-        held = ", ".join(sorted(numbers)) or "none"
-        what = f"num_hidden_layers is {head.num_layers}, the weights hold layers {held}"
+        what = f"num_hidden_layers is {head.num_layers}, the weights hold layers {', '.join(sorted(numbers)) or 'none'}"
         yield f"{what}: {head.config_file}; correct it, or {AGAIN}"
         return
     needed = ["fc", "norm", *(name for i in range(head.num_layers) for name in _modules(head, i))]
@@ -58,9 +57,8 @@ def check_fc(head: Head) -> Iterator[str]:
         return
     if fc.shape == (head.hidden_size, head.aux_needed * width):
         what = f"fc takes {head.aux_needed} aux hidden states, vLLM would build it for {head.num_aux}"
-        key = (
-            "num_aux_layers" if head.family == "qwen3" and "num_aux_layers" in head.served else "num_aux_hidden_states"
-        )
+        has_own = head.family == "qwen3" and "num_aux_layers" in head.served
+        key = "num_aux_layers" if has_own else "num_aux_hidden_states"
         yield f'{what}: {head.layer_place}; set "{key}": {head.aux_needed} there'
     else:
         what = f"fc.weight is {list(fc.shape)}, needs {list(needed)} ({head.num_aux} aux layers {width} wide)"

@@ -51,9 +51,8 @@ def check_head(head: Head) -> list[Problem]:
         return [Problem(f"{head.name} {NO_HEAD}")]
     if head.kind == "eagle3":
         what = f"{head.name} is no P-EAGLE head (an EAGLE-3 head, perhaps): no mask_hidden and no mask token id"
-        return [
-            Problem(f'{what}; remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head')
-        ]
+        remedy = 'remove "parallel_drafting": true from the speculative config, or name a P-EAGLE head'
+        return [Problem(f"{what}; {remedy}")]
     fields = list(field_faults(head))
     lines = [*_architecture(head), *_mask_token(head), *fields]
     if _is_pickled(head):  # vLLM would unpickle them
@@ -88,9 +87,7 @@ def _mask_token(head: Head) -> Iterator[str]:
     token, key = head.mask_token_id, head.mask_token_key
     remedy = f"{head.config_file}; set it to the id the head was trained with"
     if token is None:
-        what = (
-            f"no mask token id ({key} is null): {head.config_file}" if key else f"no mask token id: {head.config_file}"
-        )
+        what = f"no mask token id{f' ({key} is null)' if key else ''}: {head.config_file}"
         yield f"{what}; add the one that the head was trained with, or give it to peagle-vllm convert --mask-token-id"
     elif not is_whole(token):
         yield f"{key} is {shown(token)}, needs a whole number: {remedy}"

@@ -26,11 +26,7 @@ class DraftRun:
 
 
 def dummy_run(
-    desc: BatchExecutionDescriptor,
-    max_num_reqs: int,
-    fc_inputs: torch.Tensor,
-    hidden_states: torch.Tensor,
-    attention: DraftAttention,
+    desc: BatchExecutionDescriptor, fc_inputs: torch.Tensor, hidden_states: torch.Tensor, attention: DraftAttention
 ) -> DraftRun:
     """A run that fills the graph ``desc``, with contents that compute and touch nothing. Buffers are the largest's."""
     is_full = desc.cg_mode == CUDAGraphMode.FULL
@@ -40,7 +36,7 @@ def dummy_run(
         starts = np.arange(num_reqs + 1, dtype=np.int32) * length
         batch = DraftBatch(num_reqs, 0, num_k, desc.num_tokens, num_reqs, length, num_k + 1)
     else:
-        num_reqs = min(desc.num_tokens, max_num_reqs)
+        num_reqs = min(desc.num_tokens, len(attention.buffers.seq_lens))
         starts = np.linspace(0, desc.num_tokens, num_reqs + 1).astype(np.int32)
         batch = DraftBatch(num_reqs, 0, 0, desc.num_tokens, num_reqs)
     buffers = attention.buffers

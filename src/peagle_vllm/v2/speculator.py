@@ -163,7 +163,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
 
         A FULL graph records everything after ``prepare_inputs``, a PIECEWISE one the drafter's forward.
         """
-        run = dummy_run(desc, self.max_num_reqs, self.fc_inputs, self.hidden_states, self.attention)
+        run = dummy_run(desc, self.fc_inputs, self.hidden_states, self.attention)
 
         def record(mode: CUDAGraphMode) -> None:
             if desc.cg_mode == CUDAGraphMode.FULL:

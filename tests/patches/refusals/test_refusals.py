@@ -66,10 +66,8 @@ def test_more_drafts_than_the_runner_verifies(
     target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, runner: str, changes: dict, limit: str
 ):
     """Without Triton there is no configuration of V2: one of V1 is made, and checked again as V2's."""
-    from vllm.config import VllmConfig
-
     config, most = configure(target, head, **changes), int(limit.split()[-1])
-    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", runner == "V2")
+    monkeypatch.setattr("vllm.config.VllmConfig.use_v2_model_runner", runner == "V2")
     config.speculative_config.num_speculative_tokens = most
     validation._check_whole(config)
     config.speculative_config.num_speculative_tokens = most + 1
@@ -87,16 +85,14 @@ def test_more_drafts_than_the_runner_verifies(
 )
 def test_parallelism(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_v2: bool, says: str):
     """vLLM's own checks of the CPU platform come later. Pipeline stages on V2 need asynchronous scheduling."""
-    from vllm.config import VllmConfig
-
     config = configure(target, head)
-    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", is_v2)
+    monkeypatch.setattr("vllm.config.VllmConfig.use_v2_model_runner", is_v2)
     setattr(config.parallel_config, name, 2)
     config.scheduler_config.async_scheduling = False
     with pytest.raises(RefusedError, match=f"P-EAGLE refused: {name}=2 .*{says}"):
         validation._check_whole(config)
     config.scheduler_config.async_scheduling = True
-    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
+    monkeypatch.setattr("vllm.config.VllmConfig.use_v2_model_runner", True)
     if name != "prefill_context_parallel_size":
         validation._check_whole(config)
 
@@ -145,12 +141,10 @@ def test_a_look_up_beside_adaptive_verification(target: Path, head: Path, warned
 
 def test_a_look_up_too_large_for_the_device(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warned):
     """By default up to 1% of its memory; asked for, whatever it takes."""
-    from vllm.platforms import current_platform
-
     num_bytes = 8 * 192 * 4  # of requests, tokens, bytes
     sizes = {"engine_max_num_seqs": 8, "engine_max_model_len": 192}
     for memory, settled in ((100 * num_bytes, lookup.DEFAULT), (100 * num_bytes - 1, 0)):
-        monkeypatch.setattr(current_platform, "get_device_total_memory", lambda memory=memory: memory)
+        monkeypatch.setattr("vllm.platforms.current_platform.get_device_total_memory", lambda memory=memory: memory)
         assert prompt_lookup_min(configure(target, head, **sizes)) == settled
     assert prompt_lookup_min(configure(target, head, prompt_lookup_min=3, **sizes)) == 3
     (line,) = warned("max_num_seqs 8 x max_model_len 192 x 4 bytes")
@@ -158,13 +152,11 @@ def test_a_look_up_too_large_for_the_device(target: Path, head: Path, monkeypatc
 
 
 def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
-    from vllm.config import VllmConfig
-
     says = "rejection_sample_method=block needs Model Runner V2, this engine runs V1"
     assert says in refusal(target, head, rejection_sample_method="block")
     config = configure(target, head)
     config.speculative_config.rejection_sample_method = "block"
-    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
+    monkeypatch.setattr("vllm.config.VllmConfig.use_v2_model_runner", True)
     validation._check_whole(config)
 
 
@@ -179,13 +171,12 @@ def test_a_prompt_that_would_wait_for_ever(target: Path, head: Path):
 def test_an_attention_backend_of_the_targets_latent_attention(
     target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from vllm.config import VllmConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     config = configure(target, head)
     config.attention_config.backend = AttentionBackendEnum.CUTLASS_MLA
     validation._check_whole(config)  # V1 does not give the head the target's
-    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", True)
+    monkeypatch.setattr("vllm.config.VllmConfig.use_v2_model_runner", True)
     with pytest.raises(RefusedError, match=r'CUTLASS_MLA is .*; add "attention_backend": "FLASH_ATTN"'):
         validation._check_whole(config)
     config.attention_config.backend_per_kind = {"full_attention": AttentionBackendEnum.FLASH_ATTN}
