@@ -47,7 +47,8 @@ def goals(cells: list[dict[str, Any]]) -> Iterator[Goal]:
     """Acceptance as on the CPU; faster than EAGLE-3 at 1 request; no loss at 64."""
     for name in SETS:
         al = measured(cells, "al", arm=OURS, set=name)
-        low, high = measured(cells, "on a CPU", arm=OURS, set=name) or committed()[OURS][name]["al_95"]  # of its heads
+        # A run's cells hold the interval of the heads that it had.
+        low, high = measured(cells, "on a CPU", arm=OURS, set=name) or committed()[OURS][name]["al_95"]
         yield Goal(f"acceptance length of {OURS} on {name}, a CPU's lower bound", ">=", low, al)
         yield Goal(f"acceptance length of {OURS} on {name}, a CPU's upper bound", "<=", high, al)
     ratios = (((OURS,), EAGLE3, 1, 1.2), ((LOOKUP,), EAGLE3, 1, 1.2), (FOR_FULL_BATCHES, (NONE,), 64, 1))

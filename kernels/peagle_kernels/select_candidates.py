@@ -7,8 +7,8 @@ Position i chooses among M candidates, given the token p chosen before it (the b
 A and B are the selector's codebooks, g_i the projected hidden state of position i (1 where it has no projection).
 DFlash2's selector is this with both scales 1, DSpark's Markov table without the projection too.
 
-A score that is NaN or infinite, of a head that overflows, counts as 0: what a draft is drawn from must be a
-distribution, or the rejection sampler would put token 0 into the answer.
+A score that is NaN or infinite, as of a head whose numbers overflow, counts as 0: a draft must be drawn from a
+distribution, or vLLM's rejection sampler emits token 0.
 """
 
 from collections.abc import Callable
@@ -111,7 +111,7 @@ def select_candidates_torch(
         successors = F.embedding(ids, selector.successor_codebook).float()
         pair = torch.bmm(successors, predecessor[:, :, None])[:, :, 0]
         torch.add(selector.unary_scale[at] * logits, selector.edge_scale[at] * pair, out=scored)
-        scored.nan_to_num_(nan=0.0, posinf=0.0)
+        scored.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         index = scored.argmax(dim=-1) if draw is None else draw(scored, column)
         chosen = ids.gather(1, index[:, None])[:, 0]
         previous = chosen if offsets is None else chosen + offsets[chosen]
@@ -229,7 +229,7 @@ def _select_candidates_kernel(
         pair = tl.sum(successors * predecessor[None, :], axis=1)
         logits = tl.load(logits_ptr + candidate, mask=is_candidate, other=0.0)
         scores = tl.load(unary_scale_ptr + position) * logits + tl.load(edge_scale_ptr + position) * pair
-        scores = tl.where(scores < float("inf"), scores, 0.0)
+        scores = tl.where(tl.abs(scores) < float("inf"), scores, 0.0)
         scores = tl.where(is_candidate, scores, float("-inf"))
         tl.store(scores_ptr + candidate, scores, mask=is_candidate)
         tokens = ids

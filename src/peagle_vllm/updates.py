@@ -147,7 +147,7 @@ class HeadUpdates:
         self._arrived.clear()
         self._staged.clear()
         logger.warning(
-            "P-EAGLE drafts are void until a whole update of the head's weights succeeds; the last one failed: %s: %s",
+            "P-EAGLE drafts zeros until a whole update of the head's weights succeeds; the last one failed: %s: %s",
             type(error).__name__,
             str(error).partition("\n")[0],
         )

@@ -178,8 +178,9 @@ def speed(arm: str, c: int, tokens_per_second: float, **more: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_goals_of_what_was_measured(number: int) -> None:
-    """As the page of that day has them."""
+def test_goals_of_what_was_measured(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the page of that day has them, whatever heads are committed now."""
+    monkeypatch.setattr(rung2, "committed", dict)
     results = ROOT / "benchmarks/results/gpu"
     cells = json.loads((results / f"rung-{number}.json").read_text())["cells"]
     goals = [*map(str, gpu_day.RUNGS[number].goals(cells))]

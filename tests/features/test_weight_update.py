@@ -172,7 +172,7 @@ def test_after_a_failure_nothing_is_drafted_until_an_update_is_whole(
     with pytest.raises(RefusedError, match="NaN"):
         live.drafter.model.load_weights([("fc.weight", torch.full((1,), torch.nan))])
     draft_nothing()
-    assert len(warned("drafts are void until a whole update of the head's weights succeeds")) == 4
+    assert len(warned("drafts zeros until a whole update of the head's weights succeeds")) == 4
     update(live, selector, head)
     serve_exactly(live, REQUESTS, new)
     if ARM == "plugin-v2":  # what stood for nothing is gone from the distributions of drafts

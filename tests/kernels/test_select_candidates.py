@@ -29,7 +29,7 @@ SHAPES = {
     "positions": st.sampled_from([1, 3, 18]),
     "gated": st.booleans(),
     "reduced": st.booleans(),
-    "spoilt": st.sampled_from([0.0, math.nan, math.inf]),
+    "spoilt": st.sampled_from([0.0, math.nan, math.inf, -math.inf]),
     "seed": st.integers(0, 2**31),
 }
 
