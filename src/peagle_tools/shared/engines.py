@@ -106,19 +106,12 @@ def cannot_run(error: Exception) -> ToolError:
 
 
 def measure(
-    pair: Pair,
-    prompts: list[list[int]],
-    num_k: int,
-    max_tokens: int,
-    loop: dict[str, int] | None = None,
-    group_size: int = GROUP,
+    pair: Pair, prompts: list[list[int]], num_k: int, max_tokens: int, group_size: int = GROUP
 ) -> list[Acceptance]:
-    """Acceptance of each group of prompts, from vLLM's own counters; ``loop``: the repetition that ends an answer."""
+    """Acceptance of each group of prompts, from vLLM's own counters."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RepetitionDetectionParams
 
-    until = RepetitionDetectionParams(**loop) if loop else None
-    greedy, seen = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_detection=until), []
+    greedy, seen = SamplingParams(temperature=0.0, max_tokens=max_tokens), []
     with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
         for at in range(0, len(prompts), group_size):
             before = read_engine(llm)
