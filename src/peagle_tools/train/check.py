@@ -26,11 +26,9 @@ def check(config: Config) -> str:
     """
     free_states()  # the engine needs their memory
     head = config.run / "checkpoints/best"
-    if not head.exists():
-        raise ToolError(f"{head}: no head is there; `peagle-vllm train run` trains one")
-    state = read_json(head / STATE)
+    state = read_json(head / STATE) if head.exists() else {}
     if not (replayed := state.get(REPLAYED)):
-        raise ToolError(f"{head / STATE}: has no replay of held-out answers; train again (--from run)")
+        raise ToolError(f"{head}: no head with replayed held-out answers is there; `peagle-vllm train run` makes one")
     rows = read_rows(config).with_format(None)
     held_out = rows.select(range(len(rows))[-config.data.held_out :])
     split = [(row["input_ids"], row["loss_mask"].index(1)) for row in held_out]
