@@ -115,10 +115,10 @@ def test_the_best_is_kept_with_the_newest(tmp_path: Path, monkeypatch: pytest.Mo
     """By AL, also after a stop."""
     file, measured = toy_run(tmp_path / "run", every={"checkpoint": 2, "replay": 2}), []
 
-    def measure(_: object, __: object, held_out: Any, step: int) -> float:
+    def measure(_: object, __: object, held_out: Any, step: int) -> tuple[float, list[list[int]]]:
         assert len(held_out) == 4
         measured.append(step)
-        return {2: 2.5, 4: 2.75}.get(step, 2.0)
+        return {2: 2.5, 4: 2.75}.get(step, 2.0), []
 
     monkeypatch.setattr(trainer_module, "measure", measure)
     with pytest.MonkeyPatch.context() as patch:

@@ -60,7 +60,7 @@ def by_repeated(answers: Iterable[Answer]) -> dict[int, Acceptance]:
         known, steps = [], []
         for accepted in metrics.get("per_step_accepted") or ():
             known.append(tokens)
-            steps.append(Acceptance(1, tuple(int(i < accepted) for i in range(metrics["num_spec_tokens"]))))
+            steps.append(acceptance_of([accepted], metrics["num_spec_tokens"]))
             tokens += accepted + 1
         if steps and tokens >= len(prompt) + len(answer):
             matches = repeated_tokens([*prompt, *answer], known)
@@ -86,6 +86,11 @@ def merged(counts: Iterable[Mapping[int, Acceptance]]) -> dict[int, Acceptance]:
         for last, seen in part.items():
             groups[last].append(seen)
     return {last: sum_of(groups[last]) for last in sorted(groups)}
+
+
+def acceptance_of(accepted: Sequence[int], num_k: int) -> Acceptance:
+    """Of rounds in which so many of ``num_k`` drafts were accepted."""
+    return Acceptance(len(accepted), tuple(sum(number > i for number in accepted) for i in range(num_k)))
 
 
 def sum_of(groups: list[Acceptance]) -> Acceptance:

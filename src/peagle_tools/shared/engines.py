@@ -105,24 +105,14 @@ def cannot_run(error: Exception) -> ToolError:
     return ToolError(f"vLLM cannot run this pair ({reason}); serve the target alone first, then with this head")
 
 
-def measure(
-    pair: Pair,
-    prompts: list[list[int]],
-    num_k: int,
-    max_tokens: int,
-    loop: dict[str, int] | None = None,
-    group_size: int = GROUP,
-) -> list[Acceptance]:
-    """Acceptance of each group of prompts, from vLLM's own counters; ``loop``: the repetition that ends an answer."""
+def measure(pair: Pair, prompts: list[list[int]], num_k: int, max_tokens: int) -> list[Acceptance]:
+    """Acceptance of each group of prompts, from vLLM's own counters."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RepetitionDetectionParams
 
-    until = RepetitionDetectionParams(**loop) if loop else None
-    greedy, seen = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_detection=until), []
+    greedy, seen = SamplingParams(temperature=0.0, max_tokens=max_tokens), []
     with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
-        for at in range(0, len(prompts), group_size):
+        for at in range(0, len(prompts), GROUP):
             before = read_engine(llm)
-            group = [{"prompt_token_ids": ids} for ids in prompts[at : at + group_size]]
-            llm.generate(group, greedy, use_tqdm=False)
+            llm.generate([{"prompt_token_ids": ids} for ids in prompts[at : at + GROUP]], greedy, use_tqdm=False)
             seen.append(read_engine(llm).since(before))
     return seen

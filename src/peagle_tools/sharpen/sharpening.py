@@ -90,10 +90,8 @@ def recorded(head: Head, job: Job, folder: Path) -> CandidateTrace:
 
 def served(head: Head, changed: Path, job: Job) -> tuple[float, float, float]:
     """AL of ``head``, that of the head in ``changed``, and the standard error of their difference."""
-    sizes = job.num_speculative_tokens, job.max_tokens
-    groups = [
-        engines.in_process(engines.measure, job.pair(folder), job.held_out, *sizes) for folder in (head.folder, changed)
-    ]
+    sizes, heads = (job.num_speculative_tokens, job.max_tokens), (head.folder, changed)
+    groups = [engines.in_process(engines.measure, job.pair(folder), job.held_out, *sizes) for folder in heads]
     before, after = (sum_of(group).length for group in groups)
     paired = torch.tensor([b.length - a.length for a, b in zip(*groups, strict=True)])
     return before, after, float(paired.std() / len(paired) ** 0.5)

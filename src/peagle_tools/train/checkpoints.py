@@ -27,6 +27,7 @@ from peagle_vllm.heads.head import read_head
 KEPT = 3
 MODEL, MASTER = "model.safetensors", "master.safetensors"  # what vLLM loads; what training continues from
 STATE = "training_state.json"
+REPLAYED = "replayed"  # in it: accepted drafts after each token of each held-out answer, none if not measured then
 
 
 class Checkpoints(SingleGPUCheckpointer):
@@ -96,7 +97,7 @@ class Checkpoints(SingleGPUCheckpointer):
         (begun / INDEX).write_text(json.dumps(index, indent=2) + "\n")
         if selector:
             write_selector(begun, read_head(begun), selector)
-        (begun / STATE).write_text(json.dumps(state, indent=2) + "\n")
+        (begun / STATE).write_text(json.dumps(state) + "\n")
         for file in [*begun.rglob("*"), begun]:
             sync(file)
         begun.rename(self.folder(state["step"]))

@@ -67,10 +67,8 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
             chunk_rows: rows computed at once, and those that finish the last anchor; memory grows with it.
         """
         documents = Documents(document_ids[0].to(hidden_states.device))
-        ratios = down_sample_ratio, down_sample_ratio_min
-        all_rows = StepRows(
-            *generate_cod_sample_indices(input_ids.shape[1], loss_mask, num_depths, *ratios, max_anchors=max_anchors)
-        )
+        how = num_depths, down_sample_ratio, down_sample_ratio_min
+        all_rows = StepRows(*generate_cod_sample_indices(input_ids.shape[1], loss_mask, *how, max_anchors=max_anchors))
         is_mask = all_rows.depth > 0
         mask_rows = StepRows(all_rows.anchor[is_mask], all_rows.depth[is_mask])
         total = loss_mask[0, all_rows.position].sum(dtype=torch.float64)
@@ -82,8 +80,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         def loss_of(states: Tensor, rows: StepRows) -> Tensor:
             """What ``rows``, with these states [1, n, hidden], add to the loss of the step."""
             with torch.no_grad():
-                last = verifier_last_hidden_states[:, rows.position]
-                targets = self.verifier_lm_head(self.verifier_norm(last))
+                targets = self.verifier_lm_head(self.verifier_norm(verifier_last_hidden_states[:, rows.position]))
             hidden = self.norm(states)
             logits = self.lm_head(hidden)
             which = loss_mask, rows.anchor, rows.depth

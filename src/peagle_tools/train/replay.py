@@ -13,7 +13,7 @@ from speculators.train.distributed import get_rank
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from peagle_tools.shared.acceptance import Acceptance
+from peagle_tools.shared.acceptance import Acceptance, acceptance_of
 from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.lines import read_lines, write_lines
 from peagle_tools.train.partition import Documents, StepRows
@@ -25,7 +25,12 @@ REPLAY = "replay"  # ``how`` in al.jsonl
 
 @torch.no_grad()
 def replay(
-    head: PEagleDraftModel, documents: Iterable[dict[str, Tensor]], num_k: int, max_tokens: int, chunk_rows: int = 1024
+    head: PEagleDraftModel,
+    documents: Iterable[dict[str, Tensor]],
+    num_k: int,
+    max_tokens: int,
+    chunk_rows: int = 1024,
+    noted: list[list[int]] | None = None,
 ) -> dict[int, Acceptance]:
     """What a greedy target would accept of ``head``'s drafts at each K = 1 .. ``num_k``, its selector's if it has one.
 
@@ -38,6 +43,7 @@ def replay(
         num_k: at most the depths that the head is trained for.
         max_tokens: to which the answers were limited.
         chunk_rows: rows computed at once.
+        noted: gets, for each document, how many of ``num_k`` drafts are accepted after each token of its answer.
     """
     rounds: dict[int, list[int]] = {k: [] for k in range(1, num_k + 1)}  # accepted tokens of each
     for document in documents:
@@ -49,16 +55,15 @@ def replay(
         following = torch.full((len(tokens) - first + num_k,), -1, dtype=tokens.dtype, device=tokens.device)
         following[: len(tokens) - first - 1] = tokens[first + 1 :]
         is_whole = len(tokens) - first < max_tokens and not ends_in_loop(tokens[first:].tolist())
-        agree = (drafts == following.unfold(0, num_k, 1)[: len(drafts)]).cumprod(dim=1)
+        lengths = (drafts == following.unfold(0, num_k, 1)[: len(drafts)]).cumprod(dim=1).sum(dim=1).tolist()
+        if noted is not None:
+            noted.append(lengths)
         for k, accepted in rounds.items():
-            lengths, at = agree[:, :k].sum(dim=1).tolist(), 0
+            at = 0
             while at < len(lengths) - (1 if is_whole else k):  # after its last token nothing is drafted
-                accepted.append(lengths[at])
-                at += lengths[at] + 1
-    return {
-        k: Acceptance(len(accepted), tuple(sum(length > i for length in accepted) for i in range(k)))
-        for k, accepted in rounds.items()
-    }
+                accepted.append(min(lengths[at], k))
+                at += accepted[-1] + 1
+    return {k: acceptance_of(accepted, k) for k, accepted in rounds.items()}
 
 
 def _drafts(
@@ -103,8 +108,8 @@ def note_al(file: Path, step: int, how: str, acceptances: Mapping[int, Acceptanc
     write_lines(file, lines)
 
 
-def measure(config: Config, head: PEagleDraftModel, held_out: Dataset, step: int) -> float:
-    """AL of ``head`` at the largest of ``config.ks``, by replay; that of every K is noted in al.jsonl.
+def measure(config: Config, head: PEagleDraftModel, held_out: Dataset, step: int) -> tuple[float, list[list[int]]]:
+    """AL of ``head`` at the largest of ``config.ks``, by replay, and what ``replay`` noted; al.jsonl gets every AL.
 
     All processes of a run call it; the first one writes.
 
@@ -113,7 +118,8 @@ def measure(config: Config, head: PEagleDraftModel, held_out: Dataset, step: int
     """
     head.eval()
     documents = (shift_batch(held_out[number]) for number in range(len(held_out)))  # type: ignore[arg-type]
-    acceptances = replay(head, documents, config.head.depths, config.data.max_tokens, config.step.chunk_rows)
+    noted: list[list[int]] = []
+    acceptances = replay(head, documents, config.head.depths, config.data.max_tokens, config.step.chunk_rows, noted)
     if get_rank() == 0:
         note_al(config.run / "al.jsonl", step, REPLAY, acceptances)
-    return acceptances[max(config.ks)].length
+    return acceptances[max(config.ks)].length, noted

@@ -68,12 +68,7 @@ def served(predecessors: Tensor, successors: Tensor, projection: Tensor) -> sele
 
 
 def selector_loss(
-    head: Any,
-    metrics: dict[str, Tensor],
-    input_ids: Tensor,
-    loss_mask: Tensor,
-    documents: Documents,
-    rows: StepRows,
+    head: Any, metrics: dict[str, Tensor], input_ids: Tensor, loss_mask: Tensor, documents: Documents, rows: StepRows
 ) -> Callable[[Tensor, Tensor, StepRows], Tensor]:
     """The selector's part of a step: cross-entropy of the token that follows, among the best candidates of its row.
 

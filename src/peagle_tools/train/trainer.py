@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from peagle_tools.shared.errors import ToolError, TryAgain
-from peagle_tools.train.checkpoints import Checkpoints
+from peagle_tools.train.checkpoints import REPLAYED, Checkpoints
 from peagle_tools.train.documents import listed
 from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.lines import add_line, read_lines, write_lines
@@ -102,7 +102,8 @@ class Trainer(library.Trainer):
         stopping, measured = self._any_stopping(), last or self.global_step % every.replay == 0
         if measured or stopping or self.global_step % every.checkpoint == 0:
             state = {"step": self.global_step, "epoch": self.epoch, "local_step": self.local_step}
-            state |= {"score": self._measure() if measured else None, "run": self._run_of()}
+            score, replayed = self._measure() if measured else (None, None)
+            state |= {"score": score, REPLAYED: replayed, "run": self._run_of()}
             self.checkpointer.write(self.model, self.optimizers, self.schedulers, state)
         if stopping and not last:
             raise TryAgain(f"stopped after step {self.global_step}, which is saved; the same command continues")
@@ -115,16 +116,16 @@ class Trainer(library.Trainer):
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag)
 
-    def _measure(self) -> float:
-        """AL of the head by replay, which decides which one is the best; its held-out loss goes to the log."""
+    def _measure(self) -> tuple[float, list[list[int]]]:
+        """``measure`` of the head, whose AL decides which one is the best; its held-out loss goes to the log."""
         metrics = self.val_epoch(self.epoch) or {}
         if self.rank == 0:
             add_line(self.log_file, {"step": self.global_step, "held_out": _shown(metrics, "_epoch")})
         # In float32, a GPU's attention has no kernel for grouped heads, and holds all scores of a document at once.
         with torch.autocast(self.device_type, self.config.hidden_states_dtype, enabled=self.device_type != "cpu"):
-            al = measure(self.settings, self.head, self.val_loader.dataset, self.global_step)
+            measured = measure(self.settings, self.head, self.val_loader.dataset, self.global_step)
         self.model.train()
-        return al
+        return measured
 
     def _run_of(self) -> dict[str, Any]:
         """What decides the weights of this run."""

@@ -10,5 +10,4 @@ PATCH = Patch(name="gate", runner="V2")
 
 @PATCH.wraps("vllm.config.vllm", "VllmConfig._get_v2_model_runner_unsupported_features")
 def _get_v2_model_runner_unsupported_features(original, self, *args, **kwargs):
-    unsupported = original(self, *args, **kwargs)
-    return [feature for feature in unsupported if feature != REFUSAL or not is_peagle(self)]
+    return [feature for feature in original(self, *args, **kwargs) if feature != REFUSAL or not is_peagle(self)]
