@@ -49,7 +49,7 @@ def check(config: Config) -> str:
     report = "; ".join(reports)
     if is_apart:
         why = "training and serving differ, in the target, its layers, the chat template or the head's files"
-        raise ToolError(f"step {state['step']}: more than {APART:.0%} apart: {why}. {report}")
+        raise ToolError(f"step {state['step']}: more than {APART:.0%} apart, or no text in common: {why}. {report}")
     return f"step {state['step']}: {report}"
 
 
