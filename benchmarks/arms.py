@@ -78,9 +78,7 @@ def table(cells: Sequence[dict[str, Any]]) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        if "median" in value:
-            return "{median:g} ({p10:g}-{p90:g})".format(**value)
-        return ", ".join(f"{key} {_text(part)}" for key, part in value.items())
+        return "{median:g} ({p10:g}-{p90:g})".format(**value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

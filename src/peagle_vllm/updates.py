@@ -13,7 +13,6 @@ from peagle_kernels.select_candidates import CandidateSelector
 from peagle_vllm.head_state import head_state
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.selector import named_tensors
-from peagle_vllm.sampling.selection import turn_off
 from peagle_vllm.serving import RefusedError, logger, on_all_ranks, warn_once
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -161,7 +160,8 @@ class HeadUpdates:
             self._is_selecting = True
         elif self._selector and self._arrived and self._is_selecting:
             self._is_selecting = False
-            turn_off(self._selector)
+            self._selector.edge_scale.zero_()  # in place: a CUDA graph continues to read these scales
+            self._selector.unary_scale.fill_(1)
             logger.warning("P-EAGLE drafts without the candidate selector until its new tensors come: %s", lacking)
         if self._state is not UpdateState.STOPPED or self._needed <= self._arrived:
             self._state = UpdateState.DRAFTING

@@ -86,7 +86,7 @@ def test_the_hub_gives_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert isinstance(remote, HeadFiles)
     head = read_head(remote)
     assert (head.name, head.folder) == (REPO, None)
-    assert head.mask_hidden() is None
+    assert head.array("mask_hidden") is None
     assert check_pair(head, TARGET, num_speculative_tokens=5) == [] == asked
     assert revisions == [head.commit] == [COMMIT]
     assert report(head, [])["speculative_config"]["revision"] == COMMIT

@@ -76,7 +76,7 @@ def check_mask_hidden(head: Head) -> Iterator[str]:
         yield f"mask_hidden is {info.num_elements} wide, needs {needed}: {file}; {FIT_SIZES}"
     elif info.dtype not in FLOATS:
         yield f"mask_hidden is stored as {info.dtype}, needs one of {', '.join(FLOATS)}: {file}; save it as F32"
-    elif (vector := head.mask_hidden()) is not None and (fault := value_fault(vector)):
+    elif (vector := head.array("mask_hidden")) is not None and (fault := value_fault(vector)):
         yield f"{fault}: {file}; {AGAIN}, or train mask_hidden"
 
 

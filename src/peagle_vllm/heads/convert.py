@@ -40,12 +40,6 @@ def obstacles(head: Head, to: Format, target: Target | None) -> list[Problem]:
     return problems
 
 
-def with_window(head: Head, window: int) -> Head:
-    """``head`` with layers that each see the last ``window`` tokens, their own included."""
-    sliding = {"layer_types": ["sliding_attention"] * head.num_layers, "sliding_window": window}
-    return replace(head, served={**head.served, **sliding, "use_sliding_window": True})
-
-
 def convert(head: Head, folder: Path, to: Format, target: Target | None, kept: np.ndarray | None = None) -> None:
     """Write ``head`` into ``folder``, which is there.
 

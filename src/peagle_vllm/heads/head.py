@@ -123,11 +123,6 @@ class Head:
             return None
         return files.as_numbers(files.read_tensor(self.folder, info), info.dtype).reshape(info.shape)
 
-    def mask_hidden(self) -> np.ndarray | None:
-        """The learned hidden state of mask rows, float32 [num_aux * target_hidden_size], or None."""
-        array = self.array("mask_hidden")
-        return None if array is None else array.astype(np.float32).reshape(-1)
-
 
 def read_head(source: Path | HeadFiles) -> Head:
     """Read a head's config.json and safetensors headers; no weights.

@@ -28,11 +28,6 @@ def prefix_fault(head: Head, target: Target, tokens: dict[int, Token]) -> str | 
     return None
 
 
-def has_identity_map(hf_config: Any) -> bool:
-    """Whether ``d2t`` in the weights would say nothing, though vLLM built a map from the head's tokens to more."""
-    return getattr(hf_config, OWN_VOCAB, None) == hf_config.draft_vocab_size
-
-
 def with_all_rows(
     weights: "Iterable[tuple[str, torch.Tensor]]", hf_config: Any
 ) -> "Iterator[tuple[str, torch.Tensor]]":

@@ -6,7 +6,7 @@ import functools
 
 from peagle_vllm.head_state import head_state
 from peagle_vllm.heads.config import vllm_name
-from peagle_vllm.heads.vocabulary import has_identity_map, with_all_rows
+from peagle_vllm.heads.vocabulary import OWN_VOCAB, with_all_rows
 from peagle_vllm.patches.ledger import Patch, members
 from peagle_vllm.serving import on_vllm_platform, refuse_broken
 
@@ -28,8 +28,8 @@ def load_weights(original, self, weights, *args, **kwargs):
     if self.use_parallel_drafting and on_vllm_platform():
         weights = ((vllm_name(name), tensor) for name, tensor in refuse_broken(weights))
         weights = with_all_rows(weights, self.config)
-        # check_pair has refused a map that is not the identity.
-        if self.draft_id_to_target_id is None or has_identity_map(self.config):
+        # Also where vLLM built a map to more tokens: check_pair has refused a d2t that is not the identity.
+        if self.draft_id_to_target_id is None or getattr(self.config, OWN_VOCAB, None) == self.config.draft_vocab_size:
             weights = ((name, tensor) for name, tensor in weights if "d2t" not in name)
         state = head_state(self)
         if state.updates:

@@ -27,7 +27,7 @@ PATCH = Patch(
             *members("DraftModelSpeculator", "__init__ load_model attn_vllm_config set_attn max_model_len"),
             *members("DraftModelSpeculator", "draft_logits_spec sample_draft compute_draft_logits"),
             *members("DraftModelSpeculator", "_configure_decode_metadata_update _update_draft_decode_metadata"),
-            *members("DraftModelSpeculator", "_build_attn_metadata _copy_request_inputs _prepare_eplb_forward"),
+            *members("DraftModelSpeculator", "_build_attn_metadata _copy_request_inputs"),
             *members("DraftModelSpeculator", "_maybe_predict_acceptance"),
         ),
         "vllm.v1.worker.gpu.cudagraph_utils": ("CudaGraphManager", "_is_compatible", "has_compiled_submodule"),

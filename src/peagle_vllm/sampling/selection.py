@@ -98,12 +98,6 @@ def plain_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torc
     return registered(selector, model)
 
 
-def turn_off(selector: CandidateSelector) -> None:
-    """Let the head's logits alone choose. In place: a CUDA graph continues to read these scales."""
-    selector.edge_scale.zero_()
-    selector.unary_scale.fill_(1)
-
-
 def select(
     model: Any,
     selector: CandidateSelector,

@@ -254,7 +254,6 @@ class ParallelEagleSpeculator(EagleSpeculator):
             parallel_drafting_token_id=self.parallel_drafting_token_id,
         )
 
-        self._prepare_eplb_forward(int(starts[-1]))
         metadata = None
         if not skip_attn and not (mode == CUDAGraphMode.FULL and self.supports_decode_metadata_update):
             bound = input_batch.seq_lens_cpu_upper_bound[:num_reqs].numpy()
