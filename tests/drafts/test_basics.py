@@ -91,14 +91,16 @@ def test_chunked_prefill_beside_decoding(pair: tuple[Path, Path]):
 def test_next_to_max_model_len(tmp_path: Path):
     """Some requests reach the end of their sequence; the other must not notice, and their last drafts are right.
 
-    The head says that it has fewer positions.
+    The head says that it has fewer positions, of a kind that scales nothing, and that vLLM 0.33 does not lengthen.
     """
     pair = tiny_heads.write_pair(tmp_path)
-    edit(pair[1], lambda head: head.layer_config.update(max_position_embeddings=MAX_MODEL_LEN // 2))
+    reference, rope = Reference(*pair), {"rope_type": "dynamic", "factor": 2.0}
+    fewer = {"max_position_embeddings": MAX_MODEL_LEN // 2, "rope_parameters": rope}
+    edit(pair[1], lambda head: head.layer_config.update(fewer))
     requests = [Request(f"end{n}", prompt(MAX_MODEL_LEN - n, n), n) for n in (14, 11, 8)]
     requests.append(Request("other", prompt(20, 1), 12))
     # One token a step: every position is drafted at.
-    report, _ = serve_exactly(start(pair, k=8), requests, Reference(*pair), num_right=0)
+    report, _ = serve_exactly(start(pair, k=8), requests, reference, num_right=0)
     assert report.near_end > 12
 
 

@@ -35,7 +35,7 @@ def serving(fields: Mapping[str, Any], target: Any) -> Iterator[None]:
 
     vLLM gives a draft model the config format and the ``trust_remote_code`` of its target (a ``ModelConfig``).
     """
-    length = fields["max_position_embeddings"] or target.max_model_len
+    length = max(fields["max_position_embeddings"] or 0, target.max_model_len)
     token = _fields.set({**fields, "max_position_embeddings": length})
     before = target.config_format, target.trust_remote_code
     target.config_format, target.trust_remote_code = FORMAT, False
