@@ -83,7 +83,7 @@ def emulate(
         with ExitStack() as patches, torch.inference_mode():
             _graphs_without_a_gpu(patches, seen)
             _backend_with_graphs(patches, in_place)
-            _start_over(drafter, config)
+            start_over(drafter, config)
             if profiled:
                 _profile_memory(engine, config)
             if kernel_blocks:
@@ -100,11 +100,11 @@ def emulate(
         if profiled:
             engine.worker.initialize_from_config(kv_cache_config)
         with torch.inference_mode():
-            _start_over(drafter, stock)
+            start_over(drafter, stock)
         drafter.cudagraph_manager = None
 
 
-def _start_over(drafter: Any, config: Any) -> None:
+def start_over(drafter: Any, config: Any) -> None:
     """The drafter's own set-up, for another configuration."""
     drafter.vllm_config = config
     drafter._allocate_buffers()

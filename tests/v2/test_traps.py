@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from tests.support import random_heads as tiny_heads
 from tests.support.engines import Engine, Request, Settings, engine
-from tests.support.graphs import emulate
+from tests.support.graphs import emulate, start_over
 from tests.support.random_heads import prompt
 from tests.support.recorder import planter, record
 
@@ -138,6 +139,39 @@ def test_what_flash_attention_3_plans_suits_the_drafter(pair):
         metadata = {"layer": SimpleNamespace(max_num_splits=built, num_actual_tokens=rows)}
         attention._fix_num_splits([group], metadata)
         assert metadata["layer"].max_num_splits == captured
+
+
+def test_attention_builders_have_the_heads_sizes(pair, monkeypatch: pytest.MonkeyPatch):
+    """Scratch as narrow as the target's heads is written past its end. Block tables are as wide as the target's."""
+    live = start(pair)
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadataBuilder
+
+    draft = live.drafter.draft_model_config
+    wide = 4 * draft.get_head_size()
+    monkeypatch.setattr(draft, "model_arch_config", replace(draft.model_arch_config, head_size=wide))
+    monkeypatch.setattr(draft, "max_model_len", 7)
+    (group,) = itertools.chain(*live.drafter.attn_groups)
+    config, device = live.drafter.attn_vllm_config, live.drafter.device
+    builder = TritonAttentionMetadataBuilder(group.kv_cache_spec, group.layer_names, config, device)
+    assert builder.softmax_segm_output.shape[-1] == wide
+    assert config.model_config.max_model_len == MAX_MODEL_LEN
+
+
+def test_the_drafter_reads_blocks_as_small_as_the_targets_backend_has_them(pair):
+    """The runner splits a KV cache group's blocks for all its layers; the head's backend alone would not."""
+    live = start(pair)
+    drafter = live.drafter
+    groups, ours = itertools.chain(*drafter.target_attn_groups), drafter.draft_attn_layer_names
+    (theirs,) = (group for group in groups if ours.intersection(group.layer_names))
+    size = theirs.kv_cache_spec.block_size // 2
+    halves = patch.object(theirs.backend, "get_supported_kernel_block_sizes", lambda _=None: [size, 2 * size])
+    with halves, patch.object(theirs, "kernel_block_size", size):
+        start_over(drafter, drafter.vllm_config)
+        (group,) = itertools.chain(*drafter.attn_groups)
+        table = group.map_to_kernel_block_table(torch.tensor([[5, 3]], dtype=torch.int32))
+    start_over(drafter, drafter.vllm_config)
+    assert group.get_metadata_builder().kv_cache_spec.block_size == size
+    assert table.tolist() == [[10, 11, 6, 7]]
 
 
 def test_the_drafter_uses_the_targets_scratch_buffer(pair):

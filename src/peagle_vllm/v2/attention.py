@@ -127,11 +127,13 @@ def with_whole_kv(vllm_config: VllmConfig) -> VllmConfig:
 def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
     """A copy in which the drafter's attention builders find the drafter's own batches.
 
-    They size buffers by the largest captured batch, and treat requests wider than ``1 + num_speculative_tokens``
-    as prefills: a static request has up to 2K rows.
+    They size buffers by the largest captured batch and by the model's heads, and treat requests wider than
+    ``1 + num_speculative_tokens`` as prefills: a static request has up to 2K rows.
     """
     config = copy.copy(vllm_config)
     config.speculative_config = copy.copy(vllm_config.speculative_config)
+    config.model_config = copy.copy(config.speculative_config.draft_model_config)
+    config.model_config.max_model_len = vllm_config.model_config.max_model_len
     if (cache_dtype := config.speculative_config.kv_cache_dtype) is not None:
         config.cache_config = copy.copy(vllm_config.cache_config)  # ``replace`` would forget the layout
         config.cache_config.cache_dtype = cache_dtype
@@ -143,6 +145,23 @@ def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
         config.compilation_config.cudagraph_capture_sizes = sizes
         config.compilation_config.max_cudagraph_capture_size = sizes[-1]
     return config
+
+
+def split_blocks(
+    attn_groups: list[list[AttentionGroup]],
+    target_attn_groups: list[list[AttentionGroup]],
+    vllm_config: VllmConfig,
+    device: torch.device,
+) -> None:
+    """Let the drafter's backends read KV blocks as small as those that the runner has split the cache into.
+
+    The runner asks the backends of all layers, vLLM's speculator the drafter's alone, which may take larger blocks.
+    """
+    ours, theirs = ([group for groups in both for group in groups] for both in (attn_groups, target_attn_groups))
+    sizes = {layer: group.kernel_block_size for group in theirs for layer in group.layer_names}
+    for group in ours:
+        if (size := sizes[group.layer_names[0]]) != group.kernel_block_size:
+            group.create_metadata_builders(vllm_config, device, size, len(group.metadata_builders))
 
 
 def share_workspace(attn_groups: list[list[AttentionGroup]], target_attn_groups: list[list[AttentionGroup]]) -> None:

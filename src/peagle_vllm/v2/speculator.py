@@ -39,7 +39,13 @@ from peagle_vllm.sampling.greedy import top_tokens
 from peagle_vllm.sampling.selection import load_selector, num_candidates, plain_selector, select, selector_config_of
 from peagle_vllm.serving import check_loaded_head
 from peagle_vllm.updates import HeadUpdates
-from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, share_workspace, with_whole_kv
+from peagle_vllm.v2.attention import (
+    DraftAttention,
+    draft_attention_config,
+    share_workspace,
+    split_blocks,
+    with_whole_kv,
+)
 from peagle_vllm.v2.cudagraph import NO_GRAPHS, DraftCudaGraphManager, draft_graphs, supported
 from peagle_vllm.v2.draft_run import DraftRun, dummy_run, first_rows
 from peagle_vllm.v2.drawing import draw, with_others
@@ -122,6 +128,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
     def set_attn(self, *args: Any, **kwargs: Any) -> None:
         super().set_attn(*args, **kwargs)
         warn_of_split(self.model, self.vllm_config, self.kv_cache_config)
+        split_blocks(self.attn_groups, self.target_attn_groups, self.attn_vllm_config, self.device)
         share_workspace(self.attn_groups, self.target_attn_groups)
         # BlockTables.slot_mappings belongs to the target's graph and is too narrow for a draft batch.
         slots = sum(map(bool, self.attn_groups)), self.max_num_tokens
