@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 from peagle_vllm.serving import warn_once
@@ -39,7 +38,8 @@ def keep_windows_whole(model: torch.nn.Module, vllm_config: VllmConfig) -> None:
     Not where the target has layers of the same window, whose groups they join, or none that see all; nor with
     FlashInfer, whose plan has one window for all layers of a group.
     """
-    layers = {layer for layer in _layers(vllm_config).values() if isinstance(layer, Attention)}
+    context = vllm_config.compilation_config.static_forward_context
+    layers = {layer for layer in context.values() if isinstance(layer, Attention)}
     ours = layers.intersection(model.modules())
     windows = {layer.sliding_window for layer in layers - ours}
     if None not in windows or any("FLASHINFER" in layer.get_attn_backend().get_name() for layer in layers):
@@ -88,13 +88,8 @@ def _layer_specs(
     model: torch.nn.Module, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
 ) -> Iterator[tuple[KVCacheSpec, bool]]:
     """Of each layer in a KV cache group, and whether the layer is the head's."""
-    layers, ours = _layers(vllm_config), set(model.modules())
+    layers, ours = vllm_config.compilation_config.static_forward_context, set(model.modules())
     for group in kv_cache_config.kv_cache_groups:
         for name in group.layer_names:
             spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
             yield spec, layers.get(name) in ours
-
-
-def _layers(vllm_config: VllmConfig) -> dict[str, Any]:
-    context = vllm_config.compilation_config.static_forward_context
-    return {name: layer for name, layer in context.items() if isinstance(layer, AttentionLayerBase)}

@@ -139,13 +139,3 @@ def test_a_head_is_judged_by_its_own_load_format(target: Path, tmp_path: Path):
     live.drafter.model.mask_hidden.data.zero_()
     with pytest.raises(RefusedError, match="mask_hidden is all zeros"):
         check_loaded_head(live.drafter.model, live.drafter.vllm_config)
-
-
-@pytest.mark.parametrize("fmt", ["vllm", "speculators"])
-def test_a_text_has_no_positions_of_m_rope(fmt: str, target: Path, tmp_path: Path):
-    """A head whose config has it drafts as without."""
-    plain = write_head(tmp_path / "plain", target, HeadSpec(fmt=fmt))
-    head = read(plain)
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6], "mrope_interleaved": True}
-    head.layer_config["rope_parameters"] = rope
-    check_drafts(target, head.save(tmp_path / "head"), plain)

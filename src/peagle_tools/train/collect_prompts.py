@@ -49,7 +49,7 @@ def prompts(config: Config) -> str:
         counts["duplicates"] += row["id"] in rows
         rows.setdefault(row["id"], row)
     others = chain(*(_prompts(source, Counter(), {}) for source in data.apart_from))
-    measured = [text for row in others for text in _user_grams(row)]
+    measured = [text for row in others for text in grams(row)]
     kept = [rows[key] for key in sorted(rows) if not is_near(rows[key], measured)]
     counts.update({"near to a measured prompt": len(rows) - len(kept), "kept": len(kept)})
     reasons = {reason: f"{len(places)}, first {places[0]}" for reason, places in unusable.items()}
@@ -96,19 +96,15 @@ def is_near(row: dict[str, Any], measured: list[set[tuple[str, ...]]]) -> bool:
     Two texts are near when they share half of the runs of 4 words that the shorter one has: reworded in some places, or
     one within the other.
     """
-    pairs = product(_user_grams(row), measured)
+    pairs = product(grams(row), measured)
     return any(0 < NEAR * min(len(text), len(other)) <= len(text & other) for text, other in pairs)
 
 
-def grams(text: str) -> set[tuple[str, ...]]:
-    """The runs of 4 words of a text, or all its words where it has fewer."""
-    words = re.findall(r"\w+", text.lower())
-    return {tuple(words[start : start + GRAM]) for start in range(max(len(words) - GRAM, 0) + 1)} if words else set()
-
-
-def _user_grams(row: dict[str, Any]) -> list[set[tuple[str, ...]]]:
-    """Those of each user's turn."""
-    return [grams(message["content"]) for message in row["messages"] if message["role"] == "user"]
+def grams(row: dict[str, Any]) -> list[set[tuple[str, ...]]]:
+    """The runs of 4 words of each user's turn, or all its words where it has fewer."""
+    turns = (message["content"] for message in row["messages"] if message["role"] == "user")
+    texts = filter(None, (re.findall(r"\w+", turn.lower()) for turn in turns))
+    return [{tuple(words[at : at + GRAM]) for at in range(max(len(words) - GRAM, 0) + 1)} for words in texts]
 
 
 def _rows(source: str) -> Iterator[Row]:

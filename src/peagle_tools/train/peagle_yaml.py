@@ -183,9 +183,5 @@ class Config(Strict):
 
 
 def read_config(file: Path) -> Config:
-    """Read and check a peagle.yaml.
-
-    Raises:
-        ToolError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
-    """
+    """Read and check a peagle.yaml. Raises ToolError, as ``read_yaml``."""
     return read_yaml(file, Config, "peagle.yaml")

@@ -77,11 +77,11 @@ class DraftAttention:
             seq_lens_bound: [<= num_reqs] upper bounds of the sequence lengths; None: max_model_len.
             capture: for a FULL graph.
         """
-        starts = _padded(starts, num_reqs + 1, starts[-1])
+        starts = np.append(starts, np.full(num_reqs + 1 - len(starts), starts[-1]))
         num_rows = int(starts[-1]) if num_rows is None else num_rows
         bound, max_seq_len = None, self.vllm_config.model_config.max_model_len
         if seq_lens_bound is not None:
-            bound = torch.from_numpy(_padded(seq_lens_bound, num_reqs, 0))
+            bound = torch.from_numpy(np.append(seq_lens_bound, np.zeros(num_reqs - len(seq_lens_bound), np.int32)))
             max_seq_len = int(seq_lens_bound.max())
         slot_mappings: list[torch.Tensor | None] = [None] * len(self.attn_groups)
         for row, gid in enumerate(self.group_ids):
@@ -106,13 +106,6 @@ class DraftAttention:
         if capture:
             _fix_num_splits(self._groups, metadata)
         return metadata
-
-
-def _padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
-    """[length] int32."""
-    padded = np.full(length, fill, dtype=np.int32)
-    padded[: len(values)] = values
-    return padded
 
 
 def with_whole_kv(vllm_config: VllmConfig) -> VllmConfig:
