@@ -50,7 +50,6 @@ class EngineArm:
     window: int = 0  # tokens that the head's layers see; 0: all
 
     def head_config(self) -> dict[str, Any]:
-        """The head's config.json."""
         config = HEAD.config(self.parallel)
         layers = ["sliding_attention"] * config["num_hidden_layers"]
         return config | ({"layer_types": layers, "sliding_window": self.window} if self.window else {})

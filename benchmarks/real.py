@@ -45,8 +45,6 @@ ENGINE = {"dtype": quick_dtype(), "max_num_seqs": 16, "kv_cache_memory_bytes": 3
 
 @dataclass(frozen=True)
 class RealArm:
-    """A drafter."""
-
     name: str
     head: str | None = None  # a folder, of models/real if it is a name, or "ngram"
     k: int = 0

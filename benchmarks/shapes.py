@@ -56,7 +56,6 @@ class HeadShape:
 
 
 def llama(architecture: str, num_layers: int, **shapes: int) -> dict[str, Any]:
-    """A config.json."""
     more = {"num_hidden_layers": num_layers, "max_position_embeddings": 131072, "dtype": "bfloat16"}
     return {"architectures": [architecture], "model_type": "llama", **shapes, **more}
 

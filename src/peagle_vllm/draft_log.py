@@ -1,6 +1,5 @@
 """The line that the log has of P-EAGLE at the start."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,14 +13,11 @@ from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.serving import is_first_rank, logger
 
 
-def log_start(
-    drafter: Any, kv_cache_config: KVCacheConfig, holders: Iterable[Any] = (), num_graphs: int | None = None
-) -> None:
+def log_start(drafter: Any, kv_cache_config: KVCacheConfig, num_graphs: int | None = None) -> None:
     """Say once (data parallel: on each machine) that P-EAGLE is served: the runner, K, depth trained, graphs, memory.
 
     Args:
-        drafter: V1's proposer or V2's speculator, with its head and its buffers.
-        holders: other objects that hold buffers of drafts.
+        drafter: V1's proposer or V2's speculator, with its head and its buffers; V1's may have more in its ``history``.
         num_graphs: CUDA graphs of drafts; None where they are the target's.
     """
     vllm_config = drafter.vllm_config
@@ -42,7 +38,7 @@ def log_start(
     room = (scheduler.max_num_batched_tokens + num_k) // (2 * num_k)
     if room < scheduler.max_num_seqs and not spec.num_speculative_tokens_per_batch_size:
         parts.append(f"{room} of {scheduler.max_num_seqs} requests at once (max_num_batched_tokens)")
-    parts.append(f"buffers {_mebibytes([vars(holder) for holder in (drafter, *holders)])}")
+    parts.append(f"buffers {_mebibytes([vars(each) for each in (drafter, getattr(drafter, 'history', None)) if each])}")
     parts.append(f"KV {kv_bytes_a_token(drafter.model, vllm_config, kv_cache_config)} bytes a token")
     init_logger(logger.name).info_once("P-EAGLE active: %s", ", ".join(parts), scope="process")
 

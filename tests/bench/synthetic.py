@@ -21,7 +21,6 @@ def result(
 
 
 def sweep(suite: Suite, gpu: str = "", dtype: str = "float32") -> dict[str, Any]:
-    """sweep.json."""
     data = {"suite": suite.model_dump(mode="json"), "versions": {}, "prompts": {}}
     data["suite"]["serve"]["flags"] += f" --dtype {dtype}"
     return data | {"hardware": {"cpu": "a CPU, 2 cores"} | ({"gpu": gpu} if gpu else {})}

@@ -60,6 +60,7 @@ def test_a_depth_that_no_arm_has(suite_file: Path) -> None:
     assert "has no such arm with K=9; it has [0, 3, 7]" in only_line(
         run("bench", "run", suite_file, "--k", 7, "--k", 9)
     )
+    assert "has no concurrency 9; it has [1, 4]" in only_line(run("bench", "run", suite_file, "--concurrency", 9))
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,9 @@ def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypa
     # A GPU's: the head without what it shares with its target, and all buffers, each once.
     monkeypatch.setattr(drafter, "device", SimpleNamespace(type="cuda"))
     fresh = SimpleNamespace(twice=[torch.zeros(10 << 18)] * 2)
-    for holders in ([], [fresh]):
-        log_start(drafter, live.runner.kv_cache_config, holders, num_graphs=253)
+    for history in (None, fresh):  # V1's
+        monkeypatch.setattr(drafter, "history", history, raising=False)
+        log_start(drafter, live.runner.kv_cache_config, num_graphs=253)
     tensors, of_target = (
         {x.data_ptr(): x.nbytes for x in (*model.parameters(), *model.buffers())}
         for model in (drafter.model, live.runner.get_model())

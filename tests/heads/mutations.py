@@ -3,11 +3,12 @@
 A mutated head must be refused by a line that names what was touched, or mean exactly what it meant before.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -18,8 +19,6 @@ BAD_VALUE = "\ud800\n"  # of any field
 
 
 class Mutation(NamedTuple):
-    """One fault."""
-
     name: str  # for the test's report
     words: tuple[str, ...]  # of which the refusing line must hold one
     change: Callable[[Written], object] = lambda head: None  # edits the head before it is written
@@ -28,16 +27,13 @@ class Mutation(NamedTuple):
 
 def mutations(head: Written) -> Iterator[Mutation]:
     """Every mutation of ``head``, which is not changed."""
-    yield from _of_fields(head.config)
-    yield from _of_tensors(head)
-    yield from _of_files()
-
-
-def _of_fields(config: dict[str, Any]) -> Iterator[Mutation]:
-    """One value for every field at the top; tests/drafts/test_config_fields.py has many, of two formats."""
-    for key, old in config.items():
+    for key, old in head.config.items():  # the fields at the top; tests/drafts/test_config_fields.py has more values
         words = (key, *old) if isinstance(old, dict) else (key,)
         yield Mutation(f"{key} = {BAD_VALUE!r}", words, lambda head, key=key: head.config.update({key: BAD_VALUE}))
+    yield from _of_tensors(head)
+    for file, (label, how) in itertools.product(("config.json", "model.safetensors"), _FILE_DAMAGES.items()):
+        words = (file, "*.safetensors")
+        yield Mutation(f"{file} {label}", words, damage=lambda f, file=file, how=how: how(f / file))
 
 
 def _of_tensors(head: Written) -> Iterator[Mutation]:
@@ -88,14 +84,6 @@ def _move(head: Written, name: str, to: str) -> None:
 
 def _swap(head: Written, name: str, other: str) -> None:
     head.tensors[name], head.tensors[other] = head.tensors[other], head.tensors[name]
-
-
-def _of_files() -> Iterator[Mutation]:
-    for file in ("config.json", "model.safetensors"):
-        for label, how in _FILE_DAMAGES.items():
-            yield Mutation(
-                f"{file} {label}", (file, "*.safetensors"), damage=lambda f, file=file, how=how: how(f / file)
-            )
 
 
 def _link(path: Path, to: str | Path) -> None:

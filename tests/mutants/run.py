@@ -41,8 +41,6 @@ ARMS = {"tests/kernels/": "kernels", "tests/v2/": "plugin-v2", "src/peagle_vllm/
 
 @dataclass(frozen=True)
 class Mutation:
-    """One break."""
-
     name: str
     file: str
     old: str  # exactly once in ``file``

@@ -24,7 +24,6 @@ def fake(folder: Path, files: dict[str, str], version: str = "0.32.0", distribut
 
 
 def installed() -> VllmInstall:
-    """The installed vLLM."""
     install = find_vllm()
     assert install, "vLLM is not installed: run the suite with `make test`"
     return install

@@ -82,8 +82,12 @@ def left(folder: Path) -> list[str]:
 
 
 def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callable, fakes: Engines):
-    """And can be written to, where the head cannot."""
+    """And can be written to, where the head cannot. It lacks what a checkpoint has for training."""
     head = shutil.copytree(PEAGLE, tmp_path / "head")
+    weight_map = dict.fromkeys(read_head(PEAGLE).tensors, "model.safetensors")
+    (head / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for name in ("master.safetensors", "optimizer.pt"):
+        shutil.copy(head / "model.safetensors", head / name)
     for file in head.iterdir():
         file.chmod(0o444)
     ran = sharpen(head=head)
@@ -91,7 +95,7 @@ def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callab
     assert left(tmp_path) == ["head", "out"]
     out = tmp_path / "out"
     assert check_pair(read_head(out), read_target(str(TARGET)), num_speculative_tokens=3) == []
-    assert left(out) == ["config.json", SELECTOR_FOLDER, "model.safetensors"]
+    assert left(out) == ["config.json", SELECTOR_FOLDER, "model.safetensors", "model.safetensors.index.json"]
     assert all(file.stat().st_mode & 0o200 for file in out.iterdir())
     assert (out / "model.safetensors").read_bytes() == (PEAGLE / "model.safetensors").read_bytes()
     config = json.loads((out / "config.json").read_text())

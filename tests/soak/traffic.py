@@ -18,8 +18,6 @@ WRONG: list[dict[str, Any]] = [  # what no server may answer
 
 
 class Ask(NamedTuple):
-    """One request."""
-
     kind: str  # for the report
     body: dict[str, Any]  # parameters of the OpenAI client
     known: int | None = None  # number of the greedy question, whose answer is compared

@@ -54,8 +54,6 @@ GENTLE_ATTENTION, GENTLE_CONTEXT = 0.7, 1.5
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """One head variant."""
-
     family: str = "llama"  # "llama" or "qwen3", the head's decoder layers
     fmt: str = "speculators"  # or "aws", or vLLM's own, "vllm" (tests.support.dialects)
     layers: int = 2

@@ -44,8 +44,6 @@ def cut_off(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Draft:
-    """One row of drafts."""
-
     tokens: tuple[int, ...]  # K draft tokens in target ids
     logits: torch.Tensor  # [K, draft vocabulary] of the head
     target_ids: torch.Tensor  # [draft vocabulary] target id of each logit

@@ -113,7 +113,8 @@ def test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are(file: Path
     ("settings", "says"),
     [
         ("speculators: {no_such_option: 1}", "speculators.no_such_option: is no option"),
-        ("head: {aux_layers: [2, 99]}", "head.aux_layers: 99 is no layer of the target; name some of 0 to 8"),
+        ("head: {aux_layers: [2, 99]}", r"\[2, 99\] are not .*; name some of 0 to 8 in ascending order, each"),
+        ("head: {aux_layers: [5, 2]}", r"head.aux_layers: \[5, 2\] are not what vLLM hands to a head"),
         ("head: {init: ./typo}", "^/.*/typo is not a folder"),
     ],
 )
@@ -159,8 +160,9 @@ def test_doing_a_step_again_removes_what_it_and_later_ones_wrote(file: Path) -> 
 
 def test_one_pipeline_at_a_time(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def second(*_: object) -> None:
-        with pytest.raises(ToolError, match="another pipeline is at work"):
+        with pytest.raises(ToolError, match="another process is at work"):
             end(file)
+        assert "another process is at work" in run("train", "prompts", file).stderr
 
     monkeypatch.setattr(module, "do", second)
     pipeline(file, read_config(file), None)

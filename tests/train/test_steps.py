@@ -3,6 +3,7 @@
 One server, which writes hidden states as it answers, serves all tests, in the order of the file.
 """
 
+import errno
 import json
 import shutil
 import sys
@@ -11,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 from datasets import load_from_disk
+from datasets.arrow_writer import ArrowWriter
 from safetensors.torch import load_file, save, save_file
 from speculators.train import dataloader
 
@@ -138,10 +140,11 @@ def test_the_target_writes_prompts_itself(config: Config, tmp_path: Path) -> Non
 
 
 def test_what_speculators_leaves_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A greedy answer without a token, which a second try would not change.
+    """A greedy answer without a token, which a second try would not change, as one by a server without the model.
 
     Data are made of finished answers only.
     """
+    reasons = ["InvalidResponseError('HTTP 404 from http')", "ValueError('empty assistant generation (sample 0)')"]
     data = Data(held_out=1, endpoint="http://localhost:1/v1", concurrency=7)
     config = Config(target=str(TARGET), folder=str(tmp_path), data=data)
     row = {"input_ids": [1, 2], "loss_mask": [0, 1], "text": "", "metadata": {"finish_reason": "length"}}
@@ -149,7 +152,7 @@ def test_what_speculators_leaves_out_is_counted(tmp_path: Path, monkeypatch: pyt
     def answer(words: list[str], *_: object) -> None:
         assert words[words.index("--concurrency") + 1] == "7"
         write_lines(answers_of(config), [row | {"primary_id": key[0], "id": key} for key in ("a0", "a1", "b0", "c0")])
-        error = {"id": "d", "metadata": {"error": "ValueError('empty assistant generation (sample 0)')"}}
+        error = {"id": "d", "metadata": {"error": reasons.pop(0)}}
         write_lines(tmp_path / "answers.errors.jsonl", [error])
         with pytest.raises(ToolError, match="is not finished; `peagle-vllm train answers`"):
             steps.data(config)
@@ -157,6 +160,8 @@ def test_what_speculators_leaves_out_is_counted(tmp_path: Path, monkeypatch: pyt
     turns = [{"role": "user", "content": "One?"}, {"role": "user", "content": "Two?"}]
     write_lines(tmp_path / "prompts.jsonl", ({"id": key, "messages": turns} for key in "abcd"))
     monkeypatch.setattr(steps, "speculators", answer)
+    with pytest.raises(TryAgain, match=r"1 of 4 prompts have no answer yet \(Inv.*404 from"):
+        steps.answers(config)
     report = steps.answers(config)
     assert "4 answers to 3 prompts, 4 of them ended by max_tokens" in report
     assert report.endswith("; 1 prompts refused or answered with nothing, see answers.errors.jsonl")
@@ -172,6 +177,9 @@ def test_nothing_is_learned_of_held_out_conversations(tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="2 answers are too few: 1 are held out; add prompts"):
         steps.data(config)
     write_lines(answers_of(config), rows)
+    full_disk = patch.object(ArrowWriter, "write", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    with full_disk, pytest.raises(ToolError, match=r"data cannot be written \(No space left on device\); nothing is"):
+        steps.data(config)
     assert "2 documents, 4 tokens, the longest 2, 1 held out; 1 more of held-out" in steps.data(config)
     assert load_from_disk(str(config.data_folder)).with_format(None)["input_ids"] == [[4, 5], [1, 2]]
 

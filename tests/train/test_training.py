@@ -134,13 +134,25 @@ def test_the_best_is_kept_with_the_newest(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("place", "step"),
-    [("", 8), ("step-6.tmp/model.safetensors", 6), ("step-6.tmp", 6), ("checkpoints", 6), ("checkpoints", 12)],
+    [
+        ("", 8),
+        ("removed", 12),
+        ("6.tmp/model.safetensors", 6),
+        ("step-6.tmp", 6),
+        ("checkpoints", 6),
+        ("checkpoints", 12),
+    ],
 )
 def test_killed_at_any_point_it_ends_with_the_same_head(
     undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, step: int
 ) -> None:
-    """In a step; before a checkpoint is on the disk, before it has its name, and as soon as it has it, the last too."""
-    file, original = selector_run(tmp_path), module.sync
+    """In a step; while an old checkpoint goes; before one is on the disk, has its name, or as soon as it has it."""
+    file, original, unlink = selector_run(tmp_path), module.sync, os.unlink
+
+    def removing(path: str, **options: Any) -> None:
+        unlink(path, **options)
+        if path == "training_state.json":
+            signal.raise_signal(signal.SIGKILL)
 
     def watched(path: Path) -> None:
         if str(path).endswith(place) and (place != "checkpoints" or (path / f"step-{step}").exists()):
@@ -148,7 +160,9 @@ def test_killed_at_any_point_it_ends_with_the_same_head(
         original(path)
 
     with monkeypatch.context() as patch:
-        if place:
+        if place == "removed":
+            patch.setattr(os, "unlink", removing)
+        elif place:
             patch.setattr(module, "sync", watched)
         else:
             at_step(patch, step, lambda: signal.raise_signal(signal.SIGKILL))
@@ -244,6 +258,14 @@ REFUSED = {
     "unknown option": ({"speculators": {"draft_arc": "llama"}}, "draft_arc: is no option of speculators"),
     "its value": ({"speculators": {"draft_arch": "gpt"}}, "speculators.draft_arch: Input should be 'llama' or"),
     "a window": ({"speculators": {"sliding_window": 64}}, "sliding_window: cannot be set here; remove it"),
+    "its activation": (
+        {"speculators": {"draft_hidden_act": "gelu"}},
+        "draft_hidden_act: cannot be set here",
+    ),
+    "a ratio above 1": (
+        {"speculators": {"scheduler_warmup_ratio": 2.0}},
+        "speculators: scheduler_warmup_ratio",
+    ),
     "more drafts than tokens": ({"head": {"draft_vocab": 1000}}, "head.draft_vocab: 1000 are more than the target's"),
     "its logger": ({"speculators": {"logger": "tensorboard"}}, "logger: tensorboard is not installed; pip install"),
 }

@@ -57,6 +57,8 @@ def run(
         depths = {0, *(depth for name in arm or plan.arms for depth in plan.arms[name].k)}
         if missing := set(k or ()) - depths:
             fail(f"{suite} has no such arm with K={min(missing)}; it has {sorted(depths)}")
+        if unmeasured := set(concurrency or ()) - {*plan.concurrency}:
+            fail(f"{suite} has no concurrency {min(unmeasured)}; it has {plan.concurrency}")
         if any(dataset.hub for dataset in plan.datasets.values()):
             check_extra("datasets")  # else every cell would fail
         cells = grid(plan, arms=arm or [], k=k or [], concurrency=concurrency or [], repeats=repeats)

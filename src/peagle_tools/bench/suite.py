@@ -86,8 +86,6 @@ class Dataset(Strict):
 
 
 class Suite(Strict):
-    """A whole sweep."""
-
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
     target: Model
     serve: Flags = Flags()

@@ -43,7 +43,6 @@ def _trial(trial: Trial) -> dict[str, Any]:
 
 
 def show(console: Console, setup: Setup, diagnosis: Diagnosis) -> None:
-    """Print a diagnosis."""
     console.print(f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, greedy")
     _show_curve(console, diagnosis.base.curve)
     table = _table("last tokens that occurred before", "drafts", "AL", "accepted at position 1..K, %")

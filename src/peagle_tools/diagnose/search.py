@@ -68,8 +68,6 @@ class Trial:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The outcome of ``diagnose``."""
-
     base: Measured  # the setup as it was given
     trials: list[Trial]  # every intervention, in order
     cause: Trial | None  # the one that helped most

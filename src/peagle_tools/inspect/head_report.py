@@ -84,7 +84,6 @@ def report(
 
 
 def show(console: Console, data: dict[str, Any]) -> None:
-    """Print a ``report``."""
     table = Table.grid(padding=(0, 2))
     for name, value in data.items():
         if value is not None and name not in ("schema", "speculative_config", "problems", "fit"):

@@ -27,7 +27,7 @@ def check(config: Config) -> str:
     free_states()  # the engine needs their memory
     head = config.run / "checkpoints/best"
     state = read_json(head / STATE) if head.exists() else {}
-    if not (replayed := state.get(REPLAYED)):
+    if len(replayed := state.get(REPLAYED) or ()) != config.data.held_out:
         raise ToolError(f"{head}: no head with replayed held-out answers is there; `peagle-vllm train run` makes one")
     rows = read_rows(config).with_format(None)
     held_out = rows.select(range(len(rows))[-config.data.held_out :])

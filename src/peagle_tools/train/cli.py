@@ -32,9 +32,11 @@ def add_step(name: str, description: str) -> None:
     def step(file: ConfigArgument) -> None:
         with one_line_errors("train"):
             from peagle_tools.train.peagle_yaml import read_config
-            from peagle_tools.train.pipeline import do
+            from peagle_tools.train.pipeline import alone, do
 
-            do(name, read_config(file))
+            config = read_config(file)
+            with alone(config.run):
+                do(name, config)
 
 
 for step_name, step_help in STEPS.items():

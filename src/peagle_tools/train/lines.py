@@ -35,4 +35,4 @@ def add_line(file: Path, row: dict[str, Any]) -> None:
 
 def write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write ``rows`` whole or not at all; they may come from ``file`` itself."""
-    write_whole(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_whole(file, b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows))

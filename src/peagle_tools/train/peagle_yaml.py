@@ -67,8 +67,6 @@ class Data(Strict):
 
 
 class HeadSettings(Strict):
-    """The head."""
-
     layers: Positive = 4
     depths: Annotated[int, Field(ge=2)] = 8  # drafts that it is trained to make at once, K at most when served
     draft_vocab: Positive | None = None  # tokens that it can draft, those the target says most; null is all
@@ -79,8 +77,6 @@ class HeadSettings(Strict):
 
 
 class Step(Strict):
-    """One step."""
-
     tokens: Positive = 8192  # of documents packed in one sequence of each process
     chunk_rows: Positive = 1024  # mask rows computed at once: memory grows with it, fewer are slower
     # Of depth d the share max(r^d, m) of the rows is kept: [r, m]; [1, 1] keeps all.
@@ -96,7 +92,7 @@ class Optimizer(Strict):
     lr: Annotated[float, Field(gt=0, strict=False)] = 1e-4
     epochs: Positive = 10
     steps: Positive | None = None  # in place of ``epochs``
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
 class Selector(Strict):
@@ -162,8 +158,9 @@ class Config(Strict):
         """
         num_layers = read_target(self.target).num_layers
         layers = self.head.aux_layers or [*default_aux_layers(num_layers)]
-        if wrong := [layer for layer in layers if not 0 <= layer <= num_layers]:
-            raise ToolError(f"head.aux_layers: {wrong[0]} is no layer of the target; name some of 0 to {num_layers}")
+        if layers != sorted({*layers}.intersection(range(num_layers + 1))):  # the order in which vLLM hands them over
+            remedy = f"name some of 0 to {num_layers} in ascending order, each once"
+            raise ToolError(f"head.aux_layers: {layers} are not what vLLM hands to a head of the target; {remedy}")
         return layers
 
     @property

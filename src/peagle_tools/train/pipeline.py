@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +40,16 @@ def do(step: str, config: Config) -> None:
         print(f"{step}: {report}", flush=True)
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Make a run's folder, and let nobody else work there meanwhile: ToolError. torchrun's processes are one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    is_first = os.environ.get("RANK", "0") == "0"
+    busy = ToolError(f"{folder}: another process is at work there; wait for its end")
+    with locked(folder, busy) if is_first else nullcontext():
+        yield
+
+
 def _module(step: str) -> Any:
     if (installed := version("speculators")) != SPECULATORS:
         remedy = f"pip install --no-deps speculators=={SPECULATORS} hs-connectors=={SPECULATORS}"
@@ -51,11 +64,10 @@ def pipeline(file: Path, config: Config, begin: str | None) -> None:
         begin: this step and the later ones are done again.
 
     Raises:
-        ToolError: a step fails, or was begun with other settings; another pipeline is at work in the folder.
+        ToolError: a step fails, or was begun with other settings; another process is at work in the folder.
         TryAgain: a step was stopped.
     """
-    config.run.mkdir(parents=True, exist_ok=True)
-    with locked(config.run, ToolError(f"{config.run}: another pipeline is at work there; wait for its end")):
+    with alone(config.run):
         # A digest of the settings that each step was begun with, and whether it is finished.
         notes = json.loads((config.run / NOTES).read_text()) if (config.run / NOTES).exists() else {}
         if begin:

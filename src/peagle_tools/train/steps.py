@@ -20,8 +20,9 @@ from peagle_tools.train.peagle_yaml import LOOP, STAMP, Config
 from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.target import read_target
 
-# In speculators' errors, what a second try would not change: a refused prompt, an answer without a token.
-FINAL = ("InvalidResponseError", "empty assistant generation")
+# In speculators' errors, what a second try would not change: a refused prompt, an answer without a token. A server that
+# does not know the model (404) or the caller (401, 403) is asked again.
+FINAL = ("HTTP 400 ", "HTTP 413 ", "HTTP 422 ", "empty assistant generation")
 # Documents in flight to the server that writes hidden states: speculators gives up one whose file is not written 10
 # seconds after its answer, and the files of all that are in flight wait in one queue.
 MOST_STATES = 64
@@ -120,6 +121,7 @@ def data(config: Config) -> str:
         ToolError: answers are missing or too few.
     """
     from datasets import Dataset
+    from datasets.exceptions import DatasetGenerationError
     from speculators.train.vocab_mapping import save_token_frequency_distribution
 
     if config.data_folder.exists():
@@ -141,7 +143,10 @@ def data(config: Config) -> str:
         few = f"{num_answers} answers are too few: {num_held} are held out"
         raise ToolError(f"{file}: {few}; add prompts, or lower held_out in data")
     with new_folder(config.data_folder) as folder:
-        dataset = Dataset.from_generator(documents, cache_dir=str(folder / "cache")).with_format("torch")
+        try:
+            dataset = Dataset.from_generator(documents, cache_dir=str(folder / "cache")).with_format("torch")
+        except DatasetGenerationError as error:
+            raise error.__cause__ or error from None
         dataset.save_to_disk(folder)
         save_token_frequency_distribution(dataset, folder / "token_freq.pt")
         shutil.rmtree(folder / "cache")

@@ -23,12 +23,15 @@ from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.selector_training import new_selector
 from peagle_tools.train.trainer import Trainer
+from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 
 # Of speculators' options: processes run mask rows different numbers of times, and would wait for each other's shards;
-# the head recomputes by itself; hidden states are files; no layer has a window; other keys of peagle.yaml say the rest.
+# the head recomputes by itself; hidden states are files; no layer has a window; vLLM's heads have one activation; other
+# keys of peagle.yaml say the rest.
 REFUSED = ["fsdp_shard", "gradient_checkpointing", "hidden_states_backend", "checkpoint_freq", "max_steps", "save_best"]
-REFUSED += ["train_data_ratio", "draft_config", "from_pretrained", "sliding_window"]
+REFUSED += ["train_data_ratio", "draft_config", "from_pretrained", "sliding_window", "draft_hidden_act", "dry_run"]
+REFUSED += ["no_resume_from_checkpoint"]
 
 
 def run(config: Config) -> str:
@@ -80,7 +83,10 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     fields |= {"num_epochs": args.epochs, "hidden_states_dtype": getattr(torch, config.step.dtype)}
     fields |= {"max_steps": total, "resume_from_checkpoint": True}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}
-    return Trainer(config, head, library.TrainerConfig(**fields), *batches)
+    try:
+        return Trainer(config, head, library.TrainerConfig(**fields), *batches)
+    except ValueError as error:  # of an option's range
+        raise ToolError(f"speculators: {one_line(error)}") from None
 
 
 def _num_batches(loader: Any, epoch: int) -> int:

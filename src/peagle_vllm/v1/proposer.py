@@ -92,7 +92,7 @@ class ParallelEagleProposer(EagleProposer):
             what = "with this target vLLM splits the head's layers over KV cache groups, and V1 drafts from one only"
             raise RefusedError(f"{what}; {USE_V2}") from None
         warn_of_split(self.model, self.vllm_config, kv_cache_config)
-        log_start(self, kv_cache_config, [self.history] if self.history else [])
+        log_start(self, kv_cache_config)
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int, *args: Any, is_graph_capturing: bool = False, **kwargs: Any) -> None:

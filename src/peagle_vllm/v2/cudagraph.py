@@ -59,8 +59,6 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftGraphs:
-    """The graphs of a draft step."""
-
     decode: tuple[Shape, ...] = ()  # FULL graphs, those with fewer rows first
     mixed: tuple[int, ...] = ()  # rows of PIECEWISE graphs, ascending
 
