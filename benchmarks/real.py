@@ -63,7 +63,6 @@ class RealArm:
 
     @property
     def folder(self) -> Path | None:
-        """Of the head."""
         return HEADS / self.head if self.head not in (None, "ngram") else None
 
     @property

@@ -55,11 +55,8 @@ TORCHVISION = os.pathsep.join(filter(None, (f"{ROOT}/.cache/torchvision", os.env
 # it, `make test` runs a slice on each runner.
 NEXT = f"{ROOT}/.cache/next/bin/python"
 ENGINES = ("drafts", "v2", "sampling", "features", "patches")
-SLICE = (
-    "drafts/test_basics.py::test_decoding",
-    "drafts/test_basics.py::test_drafts_looked_up",
-    "drafts/test_basics.py::test_next_to_max_model_len",
-)
+BASICS = "decoding", "drafts_looked_up", "next_to_max_model_len"
+SLICE = tuple(f"drafts/test_basics.py::test_{name}" for name in BASICS)
 GROUPS = {
     "next v2": arm("plugin-v2", *ENGINES, python=NEXT),
     "next v1": arm("plugin-v1", *ENGINES, python=NEXT),

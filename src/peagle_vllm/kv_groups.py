@@ -4,6 +4,7 @@ vLLM gives each kind of layer groups of its own, all as large as the smallest ki
 block table. A few layers of a new kind, a head's, can split a target's 32 layers into nine groups (vLLM 49730).
 """
 
+import copy
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,14 @@ def own_windows(vllm_config: VllmConfig) -> Iterator[None]:
         yield
     finally:
         cache_config.sliding_window = window
+
+
+def with_draft_model(vllm_config: VllmConfig) -> VllmConfig:
+    """A copy for the attention builders of the head's layers, which size scratch by its heads, not the target's."""
+    config = copy.copy(vllm_config)
+    config.model_config = copy.copy(vllm_config.speculative_config.draft_model_config)
+    config.model_config.max_model_len = vllm_config.model_config.max_model_len
+    return config
 
 
 def keep_windows_whole(model: torch.nn.Module, vllm_config: VllmConfig) -> None:

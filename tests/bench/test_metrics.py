@@ -1,7 +1,9 @@
 """Acceptance from counters, on numbers small enough to check by hand."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
+from peagle_tools.bench.metrics import without_speculation
 from peagle_tools.shared.acceptance import Acceptance, Answer, by_repeated, read_engine
 
 
@@ -20,6 +22,11 @@ def test_an_engines_counters() -> None:
     assert after.since(before) == Acceptance(10, (8, 6, 3))
     assert after.since(read_engine(engine())) == after
     assert (read_engine(engine()).length, read_engine(engine()).shares) == (1.0, ())
+
+
+def test_the_base_is_the_fastest_arm_without_speculation() -> None:
+    arms = [Mock(dataset="d", concurrency=1, k=0, tokens_per_second=Mock(median=speed)) for speed in (5, 9, 7)]
+    assert without_speculation(arms) == {("d", 1): arms[1]}
 
 
 def test_drafts_are_counted_by_the_last_tokens_that_occurred_before() -> None:

@@ -96,6 +96,8 @@ def test_what_inspect_finds_needs_no_engine(monkeypatch: pytest.MonkeyPatch):
 def test_unreadable_input_is_one_line(tmp_path: Path):
     pair = ("--target", TARGET, "--head", PEAGLE)
     assert "cannot be read" in only_line(run("diagnose", *pair, "--prompts", tmp_path / "absent"))
+    (tmp_path / "few.txt").write_text("one\ntwo\n")
+    assert "few.txt: has 2 prompts, and" in only_line(run("diagnose", *pair, "--prompts", tmp_path / "few.txt"))
     assert "not a JSON object" in only_line(run("diagnose", *pair, "--engine", "[]"))
     assert "leave it out" in only_line(run("diagnose", *pair, "--engine", '{"speculative_config": {}}'))
     line = only_line(run("diagnose", *pair, "--engine", '{"no_such_argument": 1}'))

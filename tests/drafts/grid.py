@@ -26,8 +26,6 @@ def choice(*choices: Any, rare: tuple[Any, ...] = ()) -> Any:
 
 @dataclass(frozen=True)
 class Cell:
-    """One choice of every factor."""
-
     k: int = choice(1, 2, 3, 5, 7, 8, 11, 18, rare=(4, 6, 9, 13))  # a public head was trained 18 deep
     fmt: str = choice("speculators", "aws", "served")  # served: the speculators head is itself the served model
     requests: int = choice(1, 4, 9)

@@ -3,6 +3,7 @@
 Each runs in a second on V1 and in ten under the interpreter on V2; ``test_exact.py`` is the thorough one.
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -102,6 +103,14 @@ def test_next_to_max_model_len(tmp_path: Path):
     # One token a step: every position is drafted at.
     report, _ = serve_exactly(start(pair, k=8), requests, reference, num_right=0)
     assert report.near_end > 12
+
+
+def test_attention_builders_have_the_heads_sizes(pair: tuple[Path, Path]):
+    """Scratch as narrow as the target's heads is written past its end. Block tables are as wide as the target's."""
+    drafter = start(pair, speculative=(("max_model_len", MAX_MODEL_LEN // 2),)).drafter
+    for group in getattr(drafter, "draft_attn_groups", None) or itertools.chain(*drafter.attn_groups):
+        config = group.get_metadata_builder().vllm_config.model_config
+        assert (config.model, config.max_model_len) == (str(pair[1]), MAX_MODEL_LEN)
 
 
 @pytest.mark.arm("plugin-v1")

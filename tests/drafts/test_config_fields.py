@@ -108,8 +108,6 @@ KNOWN = {  # values of fields that the tests' heads do not state
 
 @dataclass(frozen=True)
 class Case:
-    """One value of one field."""
-
     field: str
     value: Any
     rope: str = ""  # the type of rotary embedding that the head has for it

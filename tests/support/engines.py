@@ -56,8 +56,6 @@ class Settings:
             "num_gpu_blocks_override": self.kv_blocks,
             "kv_cache_memory_bytes": 256 << 20,
             "enable_prefix_caching": self.prefix_caching,
-            "seed": 0,
-            "disable_log_stats": True,
         }
         if HAS_GPU:  # several processes share the device
             arguments["gpu_memory_utilization"] = 0.05

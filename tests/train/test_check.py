@@ -42,7 +42,7 @@ def test_another_text_has_another_al(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     assert "in 56 rounds of the same text 2.000, 2.000 by replay" in served(KEPT, 15 * [1])
     more = config.model_copy(update={"data": config.data.model_copy(update={"held_out": len(texts) + 1})})
-    with pytest.raises(ToolError, match="best: no head with replayed held-out answers is there"):
+    with pytest.raises(ToolError, match="best: has 4 replayed answers, where data"):
         check(more)
     for kept, accepted in ((KEPT, [2, *14 * [1]]), (0, 15 * [1])):
         with pytest.raises(ToolError, match="step 2: more than 2% apart, or no text in common: training"):

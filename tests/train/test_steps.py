@@ -160,7 +160,7 @@ def test_what_speculators_leaves_out_is_counted(tmp_path: Path, monkeypatch: pyt
     turns = [{"role": "user", "content": "One?"}, {"role": "user", "content": "Two?"}]
     write_lines(tmp_path / "prompts.jsonl", ({"id": key, "messages": turns} for key in "abcd"))
     monkeypatch.setattr(steps, "speculators", answer)
-    with pytest.raises(TryAgain, match=r"1 of 4 prompts have no answer yet \(Inv.*404 from"):
+    with pytest.raises(ToolError, match=r"1 of 4 prompts have no answer yet \(Inv.*404 from.*; correct data.endpoint"):
         steps.answers(config)
     report = steps.answers(config)
     assert "4 answers to 3 prompts, 4 of them ended by max_tokens" in report

@@ -264,7 +264,7 @@ REFUSED = {
     ),
     "a ratio above 1": (
         {"speculators": {"scheduler_warmup_ratio": 2.0}},
-        "speculators: scheduler_warmup_ratio",
+        "scheduler_warmup_ratio: is 2.0, and has",
     ),
     "more drafts than tokens": ({"head": {"draft_vocab": 1000}}, "head.draft_vocab: 1000 are more than the target's"),
     "its logger": ({"speculators": {"logger": "tensorboard"}}, "logger: tensorboard is not installed; pip install"),

@@ -27,6 +27,7 @@ def config(
         enable_adaptive_verification=adaptive,
         enforce_eager=None,
         kv_cache_dtype=None,
+        draft_model_config=SimpleNamespace(),
     )
     return SimpleNamespace(
         num_speculative_tokens=k,
@@ -38,6 +39,7 @@ def config(
             cudagraph_capture_sizes=sizes, max_cudagraph_capture_size=max(sizes, default=0)
         ),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1),
+        model_config=SimpleNamespace(max_model_len=4096),
     )
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,22 +138,6 @@ def test_what_flash_attention_3_plans_suits_the_drafter(pair):
         metadata = {"layer": SimpleNamespace(max_num_splits=built, num_actual_tokens=rows)}
         attention._fix_num_splits([group], metadata)
         assert metadata["layer"].max_num_splits == captured
-
-
-def test_attention_builders_have_the_heads_sizes(pair, monkeypatch: pytest.MonkeyPatch):
-    """Scratch as narrow as the target's heads is written past its end. Block tables are as wide as the target's."""
-    live = start(pair)
-    from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadataBuilder
-
-    draft = live.drafter.draft_model_config
-    wide = 4 * draft.get_head_size()
-    monkeypatch.setattr(draft, "model_arch_config", replace(draft.model_arch_config, head_size=wide))
-    monkeypatch.setattr(draft, "max_model_len", 7)
-    (group,) = itertools.chain(*live.drafter.attn_groups)
-    config, device = live.drafter.attn_vllm_config, live.drafter.device
-    builder = TritonAttentionMetadataBuilder(group.kv_cache_spec, group.layer_names, config, device)
-    assert builder.softmax_segm_output.shape[-1] == wide
-    assert config.model_config.max_model_len == MAX_MODEL_LEN
 
 
 def test_the_drafter_reads_blocks_as_small_as_the_targets_backend_has_them(pair):

@@ -86,8 +86,7 @@ def _to_paste(chosen: Sequence[Choice], arm: Any, serve: Any) -> Iterator[str]:
         return
     first, last, k = schedule[-1]
     if k:
-        what = "the largest concurrency measured with and without it"
-        yield f"Speculation gains up to c={last}, {what}; vLLM keeps K={k} beyond it."
+        yield f"Speculation gains up to c={last}, the largest measured with and without it; vLLM keeps K={k} beyond it."
     else:
         yield f"Above c={first - 1}, do not speculate."
     config = arm["speculative_config"] | {"num_speculative_tokens": deepest}

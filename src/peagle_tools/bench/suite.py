@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from peagle_tools.shared.checked_yaml import Strict
 
 HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval", "gsm8k": "openai/gsm8k"}
-SET_BY_THE_SWEEP = ("--host", "--port", "--model", "--served-model-name", "--speculative-config")
+SET_BY_THE_SWEEP = ("--host", "--port", "--model", "--served-model-name", "-sc")  # and all that begin with --spec
 
 
 def _model(name: str, info: ValidationInfo) -> str:
@@ -30,7 +30,7 @@ def _head(config: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
 
 def _not_the_sweeps(flags: str) -> str:
     for word in shlex.split(flags):
-        if (name := word.split("=")[0]) in SET_BY_THE_SWEEP:
+        if (name := re.split("[=.]", word)[0].replace("_", "-")) in SET_BY_THE_SWEEP or name.startswith("--spec"):
             raise ValueError(f"{name} does not belong here: the sweep sets it, from the suite's other keys")
     return flags
 

@@ -22,7 +22,7 @@ def diagnose(
     num_speculative_tokens: Annotated[
         int | None, typer.Option("--num-speculative-tokens", "-k", metavar="K", min=1, help="Draft tokens a step.")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(metavar="N", min=1, help="How many prompts, from the first on.")] = 24,
+    num_prompts: Annotated[int, typer.Option(metavar="N", min=3, help="How many prompts, from the first on.")] = 24,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="The longest answer, in tokens.")] = 128,
     engine: EngineOption = "{}",
     as_json: JsonOption = False,
@@ -53,6 +53,8 @@ def diagnose(
         from peagle_vllm.serving import RefusedError
 
         asked = read_prompts(prompts) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
+        if len(asked) < 3:
+            fail(f"{prompts}: has {len(asked)} prompts, and noise cannot be told from a gain with fewer than three")
         model = read_target(target)
         source = read_head(download(head))
         terminal.exit_if_unfit(check(source, model))

@@ -30,8 +30,6 @@ class Setup:
 
 @dataclass(frozen=True)
 class Intervention:
-    """One change to a setup."""
-
     kind: str  # what is changed, such as "aux layers"
     change: str  # for people
     setup: Setup  # with the change

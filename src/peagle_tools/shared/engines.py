@@ -58,7 +58,6 @@ class Pair:
             "max_model_len": longest + 2 * num_k,
             "enable_prefix_caching": False,
             "disable_log_stats": False,
-            "seed": 0,
             "use_tqdm_on_load": False,
         }
         speculative = {"method": "eagle3", "model": self.head, "num_speculative_tokens": num_k}

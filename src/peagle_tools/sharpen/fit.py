@@ -17,7 +17,6 @@ POSITION_DECAY = 4.0  # a draft reaches position i less often: weight exp(-i / P
 
 
 def new_selector(trace: CandidateTrace, vocab_size: int, draft_vocab_size: int, rank: int) -> CandidateSelector:
-    """Where fitting begins."""
     num_k, hidden_size = trace.ids.shape[1], trace.hidden.shape[-1]
     tables = torch.randn(vocab_size, rank) / rank**0.5, 0.02 * torch.randn(draft_vocab_size, rank)
     projection = torch.randn(rank, hidden_size) / hidden_size**0.5

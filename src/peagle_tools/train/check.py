@@ -28,7 +28,8 @@ def check(config: Config) -> str:
     head = config.run / "checkpoints/best"
     state = read_json(head / STATE) if head.exists() else {}
     if len(replayed := state.get(REPLAYED) or ()) != config.data.held_out:
-        raise ToolError(f"{head}: no head with replayed held-out answers is there; `peagle-vllm train run` makes one")
+        what = f"has {len(replayed)} replayed answers, where data.held_out is {config.data.held_out}"
+        raise ToolError(f"{head}: {what}; `peagle-vllm train run` makes a head with them, or put held_out back")
     rows = read_rows(config).with_format(None)
     held_out = rows.select(range(len(rows))[-config.data.held_out :])
     split = [(row["input_ids"], row["loss_mask"].index(1)) for row in held_out]

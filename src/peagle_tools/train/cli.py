@@ -1,5 +1,6 @@
 """``peagle-vllm train``. What the extra brings is imported inside the commands."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,7 +36,7 @@ def add_step(name: str, description: str) -> None:
             from peagle_tools.train.pipeline import alone, do
 
             config = read_config(file)
-            with alone(config.run):
+            with alone(config.run, is_first=name != "run" or os.environ.get("RANK", "0") == "0"):
                 do(name, config)
 
 

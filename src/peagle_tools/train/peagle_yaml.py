@@ -86,8 +86,6 @@ class Step(Strict):
 
 
 class Optimizer(Strict):
-    """How the weights move."""
-
     name: Literal["adamw", "muon"] = "adamw"
     lr: Annotated[float, Field(gt=0, strict=False)] = 1e-4
     epochs: Positive = 10
@@ -159,8 +157,7 @@ class Config(Strict):
         num_layers = read_target(self.target).num_layers
         layers = self.head.aux_layers or [*default_aux_layers(num_layers)]
         if layers != sorted({*layers}.intersection(range(num_layers + 1))):  # the order in which vLLM hands them over
-            remedy = f"name some of 0 to {num_layers} in ascending order, each once"
-            raise ToolError(f"head.aux_layers: {layers} are not what vLLM hands to a head of the target; {remedy}")
+            raise ToolError(f"head.aux_layers: is {layers}; name some of 0 to {num_layers}, ascending, each once")
         return layers
 
     @property

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -41,10 +40,9 @@ def do(step: str, config: Config) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Make a run's folder, and let nobody else work there meanwhile: ToolError. torchrun's processes are one."""
+def alone(folder: Path, is_first: bool = True) -> Iterator[None]:
+    """Make a run's folder, and let nobody else work there meanwhile: ToolError. ``is_first``: of a run's processes."""
     folder.mkdir(parents=True, exist_ok=True)
-    is_first = os.environ.get("RANK", "0") == "0"
     busy = ToolError(f"{folder}: another process is at work there; wait for its end")
     with locked(folder, busy) if is_first else nullcontext():
         yield

@@ -20,8 +20,7 @@ from peagle_tools.train.peagle_yaml import LOOP, STAMP, Config
 from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.target import read_target
 
-# In speculators' errors, what a second try would not change: a refused prompt, an answer without a token. A server that
-# does not know the model (404) or the caller (401, 403) is asked again.
+# In speculators' errors, what a second try would not change: a refused prompt, an answer without a token.
 FINAL = ("HTTP 400 ", "HTTP 413 ", "HTTP 422 ", "empty assistant generation")
 # Documents in flight to the server that writes hidden states: speculators gives up one whose file is not written 10
 # seconds after its answer, and the files of all that are in flight wait in one queue.
@@ -100,6 +99,8 @@ def _ask(config: Config, prompts: list[str]) -> int:
         if missing:
             reason = one_line(failures.get(missing[0], "no reason given"), 200)
             which = f"{len(missing)} of {len(prompts)} prompts have no answer yet"
+            if "InvalidResponseError" in reason:  # the server does not know the caller, or the model
+                raise ToolError(f"{which} ({reason}); correct data.endpoint, and the same command continues")
             raise TryAgain(f"{which} ({reason}); the same command continues")
     if not answered:
         raise ToolError(f"none of {len(prompts)} prompts has an answer ({one_line(failures[without[0]], 300)})")

@@ -23,12 +23,10 @@ from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.selector_training import new_selector
 from peagle_tools.train.trainer import Trainer
-from peagle_vllm.heads.files import one_line
 from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 
 # Of speculators' options: processes run mask rows different numbers of times, and would wait for each other's shards;
-# the head recomputes by itself; hidden states are files; no layer has a window; vLLM's heads have one activation; other
-# keys of peagle.yaml say the rest.
+# the head recomputes by itself; hidden states are files; no layer slides; vLLM has one activation; keys say the rest.
 REFUSED = ["fsdp_shard", "gradient_checkpointing", "hidden_states_backend", "checkpoint_freq", "max_steps", "save_best"]
 REFUSED += ["train_data_ratio", "draft_config", "from_pretrained", "sliding_window", "draft_hidden_act", "dry_run"]
 REFUSED += ["no_resume_from_checkpoint"]
@@ -83,10 +81,7 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     fields |= {"num_epochs": args.epochs, "hidden_states_dtype": getattr(torch, config.step.dtype)}
     fields |= {"max_steps": total, "resume_from_checkpoint": True}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}
-    try:
-        return Trainer(config, head, library.TrainerConfig(**fields), *batches)
-    except ValueError as error:  # of an option's range
-        raise ToolError(f"speculators: {one_line(error)}") from None
+    return Trainer(config, head, library.TrainerConfig(**fields), *batches)
 
 
 def _num_batches(loader: Any, epoch: int) -> int:
@@ -148,6 +143,9 @@ def to_options(config: Config) -> TrainConfig:
     except ValidationError as error:
         wrong = error.errors()[0]
         raise ToolError(f"speculators.{wrong['loc'][-1] if wrong['loc'] else ''}: {wrong['msg']}") from None
+    for name in ("scheduler_warmup_ratio", "weight_decay"):  # the trainer would refuse it
+        if not 0 <= (options.flatten()[name] or 0) <= 1:
+            raise ToolError(f"speculators.{name}: is {options.flatten()[name]}, and has to be 0 to 1")
     mask_id, size = options.flatten()["mask_token_id"], read_target(config.target).vocab_size
     if not 0 <= mask_id < size:
         raise ToolError(f"speculators.mask_token_id: {mask_id} is none of the target's {size} tokens; leave it out")

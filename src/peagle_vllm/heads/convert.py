@@ -122,7 +122,7 @@ def _speculators_config(head: Head, target: Target | None) -> dict[str, Any]:
     old = head.config.get("speculators_config")
     if isinstance(old, dict) and target is None:
         return old
-    method = {"proposal_type": "greedy", "speculative_tokens": head.trained_depth or 5}
+    method = {"proposal_type": "greedy", "speculative_tokens": head.trained_depth or 7}  # vLLM wants a number
     return {
         "algorithm": "peagle",
         "default_proposal_method": "greedy",

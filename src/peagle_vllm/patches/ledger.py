@@ -33,7 +33,6 @@ class Definition(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Module and qualified name."""
         return f"{self.module}.{self.qualname.removesuffix(PRESENCE)}"
 
 

@@ -24,7 +24,7 @@ from peagle_kernels.layout import DraftBatch, ragged_lengths, seq_lens_bound, st
 from peagle_kernels.lookup_drafts import OneHot, lookup_drafts
 from peagle_kernels.prepare_inputs import prepare_inputs
 from peagle_vllm.draft_log import log_start
-from peagle_vllm.kv_groups import keep_windows_whole, own_windows, warn_of_split
+from peagle_vllm.kv_groups import keep_windows_whole, own_windows, warn_of_split, with_draft_model
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
@@ -93,6 +93,12 @@ class ParallelEagleProposer(EagleProposer):
             raise RefusedError(f"{what}; {USE_V2}") from None
         warn_of_split(self.model, self.vllm_config, kv_cache_config)
         log_start(self, kv_cache_config)
+
+    def initialize_attn_backend(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize_attn_backend(*args, **kwargs)
+        for group in self.draft_attn_groups:
+            block_size = group.get_metadata_builder().kv_cache_spec.block_size
+            group.create_metadata_builders(with_draft_model(self.vllm_config), self.device, block_size)
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int, *args: Any, is_graph_capturing: bool = False, **kwargs: Any) -> None:

@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.utils import AttentionGroup
 
 from peagle_kernels.batch import DraftBuffers, KVGroups
+from peagle_vllm.kv_groups import with_draft_model
 from peagle_vllm.v2.cudagraph import draft_graphs
 
 # Above these rows FlashAttention 3 splits KV less often in a graph, so that its buffers do not grow: 32 splits of a
@@ -120,13 +121,11 @@ def with_whole_kv(vllm_config: VllmConfig) -> VllmConfig:
 def draft_attention_config(vllm_config: VllmConfig) -> VllmConfig:
     """A copy in which the drafter's attention builders find the drafter's own batches.
 
-    They size buffers by the largest captured batch and by the model's heads, and treat requests wider than
-    ``1 + num_speculative_tokens`` as prefills: a static request has up to 2K rows.
+    They size buffers by the largest captured batch, and treat requests wider than ``1 + num_speculative_tokens``
+    as prefills: a static request has up to 2K rows.
     """
-    config = copy.copy(vllm_config)
+    config = with_draft_model(vllm_config)
     config.speculative_config = copy.copy(vllm_config.speculative_config)
-    config.model_config = copy.copy(config.speculative_config.draft_model_config)
-    config.model_config.max_model_len = vllm_config.model_config.max_model_len
     if (cache_dtype := config.speculative_config.kv_cache_dtype) is not None:
         config.cache_config = copy.copy(vllm_config.cache_config)  # ``replace`` would forget the layout
         config.cache_config.cache_dtype = cache_dtype
