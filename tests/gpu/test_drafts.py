@@ -48,7 +48,8 @@ CASES: dict[str, tuple[HeadSpec, dict[str, Any]]] = {  # a head, and Settings of
         {"k": 7, "token_budget": 48, "prefix_caching": True, "kv_blocks": 13},
     ),
     "K11": (HeadSpec(fmt="aws", norm_before_residual=True, spread=0.7), {"k": 11}),
-    "K5-lookup": (HeadSpec(spread=0.7), {"k": 5, "lookup": 1}),
+    # 2K rows a request, as few as Triton attention splits KV for (vLLM 0.33).
+    "K3-lookup": (HeadSpec(spread=0.7), {"k": 3, "lookup": 1}),
     # Its candidates come from FlashInfer's top-k where that is installed, so ties in another order.
     "K5-selector": (HeadSpec(spread=0.7, selector=True), {"k": 5}),
 }
@@ -92,7 +93,7 @@ on_each_backend = pytest.mark.parametrize("backend", BACKENDS)
 in_each_mode = pytest.mark.parametrize("mode", MODES if HAS_GPU else ["eager"])  # test_graph.py emulates graphs
 
 
-@pytest.mark.parametrize("name", CASES if HAS_GPU else ["K5-lookup"])
+@pytest.mark.parametrize("name", CASES if HAS_GPU else ["K3-lookup"])
 @in_each_mode
 @on_each_backend
 def test_drafts(backend: str, mode: str, name: str, tmp_path: Path, record_property: Callable[[str, int], None]):
