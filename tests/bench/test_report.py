@@ -81,6 +81,10 @@ def test_what_should_not_be_is_warned_about(tmp_path: Path, suite: Suite) -> Non
 
 
 def test_no_results_or_nothing_but_failures(tmp_path: Path, suite: Suite) -> None:
+    other = synthetic.write(tmp_path / "other", suite) / "sweep.json"
+    other.write_text(other.read_text().replace('"P-EAGLE"', '"ours"'))
+    with pytest.raises(ToolError, match=r"sweep\.json has no arm P-EAGLE, of which cells are there"):
+        write_report(other.parent)
     with pytest.raises(ToolError, match="no results here"):
         write_report(tmp_path)
     single = suite.model_copy(update={"arms": {"none": suite.arms["none"]}, "concurrency": [1], "repeats": 1})

@@ -30,8 +30,6 @@ ASKED = requests(2, 12)
 
 @dataclass(frozen=True)
 class Case:
-    """A head in one dialect."""
-
     spec: HeadSpec  # its weights and norms
     rewrite: Callable[[Written], object]  # vLLM's own config and names into the dialect's
     dtype: torch.dtype = torch.float32  # in which the weights are stored, exactly

@@ -57,8 +57,6 @@ def _rows(engine: Engine, kwargs: Mapping[str, Any], drafts: torch.Tensor) -> li
 
 @dataclass
 class Recording:
-    """What ``record`` noted."""
-
     rows: list[Row] = field(default_factory=list)
     # The target's captured hidden states of valid rows, by (request, position); only if asked for.
     hidden: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)

@@ -118,6 +118,8 @@ def read_results(folder: Path) -> Results:
     if not sweep or not cells:
         raise ToolError(f"{folder}: no results here (peagle-vllm bench run SUITE --results {folder})")
     arms, rest = list(sweep["suite"]["arms"]), attrgetter("k", "dataset", "concurrency", "repeat")
+    if strange := {result.cell.arm for result in cells}.difference(arms):
+        raise ToolError(f"{folder}: sweep.json has no arm {min(strange)}, of which cells are there; take them out")
     return Results(sweep, sorted(cells, key=lambda result: (arms.index(result.cell.arm), *rest(result.cell))))
 
 
