@@ -52,7 +52,7 @@ def convert(
         source = read_head(download(head, revision))
         if mask_token_id is not None:
             source = replace(source, mask_token_id=mask_token_id, mask_token_key="--mask-token-id")
-        if window is not None:  # every layer's: a token sees so many, itself included
+        if window is not None:  # of every layer: tokens that each one sees, itself included
             sliding = {"layer_types": ["sliding_attention"] * source.num_layers, "sliding_window": window}
             source = replace(source, served={**source.served, **sliding, "use_sliding_window": True})
         model = read_target(target) if target is not None else None

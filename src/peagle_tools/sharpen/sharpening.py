@@ -100,7 +100,7 @@ def served(head: Head, changed: Path, job: Job) -> tuple[float, float, float]:
 def write_sharpened(folder: Path, head: Head, selector: CandidateSelector) -> None:
     """The head as it is, its config with the selector_config, and the selector in a folder of its own."""
     assert head.folder is not None
-    for file in head.folder.iterdir():  # of a checkpoint not what only training reads
+    for file in head.folder.iterdir():  # but for what only training reads, in a checkpoint
         if file.is_file() and (file.name in head.weight_files or file.suffix not in (".safetensors", ".pt")):
             shutil.copyfile(file, folder / file.name)  # without its mode
     write_selector(folder, head, selector)

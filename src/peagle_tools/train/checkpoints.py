@@ -111,7 +111,7 @@ class Checkpoints(SingleGPUCheckpointer):
         steps, best = self.steps(), max(self.scores, key=lambda step: (self.scores[step], step), default=None)
         for old in steps[:-KEPT]:
             if old != best:
-                shutil.rmtree(self.folder(old).rename(self.folder(f"step-{old}.tmp")))  # else a kill leaves half a step
+                shutil.rmtree(self.folder(old).rename(self.folder(f"step-{old}.tmp")))  # a kill must not leave half
         link = self.path / "best.tmp"
         link.unlink(missing_ok=True)
         link.symlink_to(self.folder(steps[-1] if best is None else best).name)

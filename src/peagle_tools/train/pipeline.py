@@ -41,7 +41,7 @@ def do(step: str, config: Config) -> None:
 
 @contextmanager
 def alone(folder: Path, is_first: bool = True) -> Iterator[None]:
-    """Make a run's folder, and let nobody else work there meanwhile: ToolError. ``is_first``: of a run's processes."""
+    """Hold a run's folder, made if missing; ToolError where another process does. ``is_first``: of torchrun's."""
     folder.mkdir(parents=True, exist_ok=True)
     busy = ToolError(f"{folder}: another process is at work there; wait for its end")
     with locked(folder, busy) if is_first else nullcontext():

@@ -26,7 +26,7 @@ from peagle_tools.train.trainer import Trainer
 from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 
 # Of speculators' options: processes run mask rows different numbers of times, and would wait for each other's shards;
-# the head recomputes by itself; hidden states are files; no layer slides; vLLM has one activation; keys say the rest.
+# the head recomputes by itself; states are files; no layer has a window; vLLM knows one activation; the rest are keys.
 REFUSED = ["fsdp_shard", "gradient_checkpointing", "hidden_states_backend", "checkpoint_freq", "max_steps", "save_best"]
 REFUSED += ["train_data_ratio", "draft_config", "from_pretrained", "sliding_window", "draft_hidden_act", "dry_run"]
 REFUSED += ["no_resume_from_checkpoint"]
