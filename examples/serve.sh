@@ -5,7 +5,8 @@
 # Python is that of .venv (`make env`) where there is one, else `python` of the active environment, or PYTHON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-pair=${1:-${TARGET:-real}}
+case ${1:-} in ""|-*) set -- "${TARGET:-real}" "$@" ;; esac
+pair=$1
 if [ "$pair" = real ] && [ ! -d .cache/real-target ]; then
   echo "examples/serve.sh: .cache/real-target is not there: run \`make real-target\`, or serve the tiny pair: $0 tiny" >&2
   exit 2

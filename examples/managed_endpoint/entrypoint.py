@@ -63,6 +63,13 @@ def _tokens(flag: str, value: str) -> list[str] | None:
     return [word if isinstance(word, str) else json.dumps(word) for word in elements] or None
 
 
+def command(environment: Mapping[str, str]) -> list[str]:
+    """The supervisor's command; ``%`` is doubled where supervisord starts the server, whose config expands it."""
+    server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments(environment)]
+    if environment.get("PROCESS_AUTO_RECOVERY", "true").lower() in ("true", "1"):
+        server = [word.replace("%", "%%") for word in server]
+    return [sys.executable, "-m", SUPERVISOR, *server]
+
+
 if __name__ == "__main__":
-    server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments(os.environ)]
-    os.execv(sys.executable, [sys.executable, "-m", SUPERVISOR, *server])
+    os.execv(sys.executable, command(os.environ))

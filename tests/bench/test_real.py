@@ -28,7 +28,8 @@ def test_a_sweep(tmp_path: Path) -> None:
     file.write_text(text)
     command = [sys.executable, "-m", "peagle_tools.cli", "bench", "run", str(file)]
     command += ["--results", str(tmp_path / "results"), "--arm", "P-EAGLE", "--k", "5", "--repeats", "1"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600)
+    env = environment() | {"http_proxy": "http://127.0.0.1:9", "VLLM_API_KEY": "of another server"}  # are not for these
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = read_results(tmp_path / "results").cells
     assert (result.cell.arm, result.cell.k, result.cell.concurrency) == ("P-EAGLE", 5, 4)

@@ -1,9 +1,11 @@
 """Suites: every mistake is named with its line and key, and the shipped ones say what was published."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
+import vllm.envs
 
 from peagle_tools.bench.cells import grid
 from peagle_tools.bench.suite import Suite
@@ -54,6 +56,13 @@ def test_parts_are_chosen(suite: Suite) -> None:
 def test_shipped_suites(file: Path) -> None:
     suite = read_yaml(file, Suite, "suite")
     assert suite.name == file.stem and {"none", "EAGLE-3", "P-EAGLE"} <= suite.arms.keys()
+    given = dict(re.findall(r"--(\S+) (\d+)", suite.serve.flags))
+    for arm in suite.arms.values():
+        variables = suite.serve.environment | arm.environment
+        assert {name for name in variables if name.startswith("VLLM_")} <= vllm.envs.environment_variables.keys()
+        is_peagle = (arm.speculative_config or {}).get("parallel_drafting")
+        if is_peagle and "--no-enable-chunked-prefill" in suite.serve.flags:
+            assert int(given["max-num-batched-tokens"]) - int(given["max-model-len"]) >= max(arm.k) - 2, "is refused"
 
 
 def test_a_depth_that_no_arm_has(suite_file: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,12 @@ import pytest
 import yaml
 
 from peagle_tools.bench.cells import read_results
+from peagle_tools.bench.suite import Suite
+from peagle_tools.shared.checked_yaml import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-JOB = yaml.safe_load((ROOT / ".github/workflows/bench.yml").read_text())["jobs"]["b200"]
+WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/bench.yml").read_text())
+JOB = WORKFLOW["jobs"]["b200"]
 NAME = "trial-vllm-0.33.0"
 GIVEN = {"VLLM": "0.33.0", "SUITE": "trial", "NAME": NAME, "RESUME": "", "GH_TOKEN": "", "OPTIONS": ""}
 
@@ -53,6 +57,16 @@ def step(checkout: Path, name: str, standin: str = "") -> tuple[bool, str]:
     env = os.environ | GIVEN | more
     done = subprocess.run(bash, cwd=checkout, env=env, capture_output=True, text=True, timeout=120)
     return done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_default_options_fit_each_suite() -> None:
+    inputs = WORKFLOW[True]["workflow_dispatch"]["inputs"]  # YAML's `on`
+    chosen = re.findall(r"--(\S+) (\S+)", inputs["options"]["default"])
+    for name in inputs["suite"]["options"]:
+        suite = read_yaml(ROOT / f"benchmarks/suites/{name}.yaml", Suite, "suite")
+        depths = {str(k) for arm in suite.arms.values() for k in arm.k}
+        has = {"arm": suite.arms, "k": depths, "concurrency": {*map(str, suite.concurrency)}}
+        assert all(value in has[option] for option, value in chosen)
 
 
 def test_the_gate(checkout: Path) -> None:

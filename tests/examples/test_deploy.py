@@ -34,7 +34,9 @@ def test_compose_serves_the_published_pair() -> None:
 def test_kubernetes_serves_the_published_pair() -> None:
     deployment = next(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert flags(container["args"]) == PAIR
+    assert flags(container["args"]) == PAIR | {"shutdown-timeout": "50"}
+    startup = container["startupProbe"]
+    assert deployment["spec"]["progressDeadlineSeconds"] > startup["periodSeconds"] * startup["failureThreshold"]
     assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
 
 

@@ -1,13 +1,17 @@
 """A deployment that is configured through its environment only."""
 
 import json
+import shlex
 import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
+from model_hosting_container_standards.supervisor.generator import generate_supervisord_config
+from model_hosting_container_standards.supervisor.models import parse_environment_variables
+from supervisor.options import UnhosedConfigParser, expand
 
-from examples.managed_endpoint.entrypoint import arguments
+from examples.managed_endpoint.entrypoint import arguments, command
 from tests.examples.test_deploy import missing
 from tests.support.serving import ROOT, environment, free_port, running
 
@@ -55,6 +59,16 @@ def test_where_the_model_comes_from(tmp_path: Path) -> None:
     assert model(HF_MODEL_ID="hub") == str(tmp_path)
     assert model(HF_MODEL_ID="hub", SM_VLLM_MODEL="") == str(tmp_path)
     assert model(HF_MODEL_ID="hub", SM_VLLM_MODEL="named") == "named"
+
+
+def test_supervisord_starts_the_server_with_every_flag() -> None:
+    given = {"HF_MODEL_ID": "m", "SM_VLLM_CHAT_TEMPLATE": FLAGS["CHAT_TEMPLATE"][0]}
+    config = generate_supervisord_config(parse_environment_variables(), shlex.join(command(given)[3:]))
+    read = UnhosedConfigParser()
+    read.read_string(config)
+    words = shlex.split(expand(read.get("program:app", "command"), {}, "command"))
+    assert words[3:] == arguments(given)
+    assert command(given | {"PROCESS_AUTO_RECOVERY": "false"})[6:] == arguments(given)  # it starts the server itself
 
 
 def test_endpoint_serves_with_drafts() -> None:

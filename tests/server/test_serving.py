@@ -20,9 +20,9 @@ PROMPTS = heldout()
 def server() -> Iterator[Server]:
     """Started by the serving example."""
     port = free_port()
-    command = ["bash", "examples/serve.sh", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    command = ["bash", "examples/serve.sh", "--host", "127.0.0.1", "--port", str(port)]
     # The worker in the engine's process: one import of vLLM less.
-    env = environment() | {"PYTHON": sys.executable, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    env = environment() | {"TARGET": "tiny", "PYTHON": sys.executable, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     with running(command, port, env) as server:
         yield server
 

@@ -97,7 +97,6 @@ def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
     else:
         words += shlex.split(dataset.flags or "")
     words += ["--num-prompts", str(dataset.num_prompts(cell.concurrency)), "--output-len", str(dataset.output_tokens)]
-    words += ["--extra-body", json.dumps({"add_special_tokens": False})]  # the chat template has put them in
     words += ["--max-concurrency", str(cell.concurrency), "--num-warmups", str(suite.warmups)]
     words += ["--temperature", str(suite.temperature), "--request-id-prefix", f"{cell.id}-"]
     words += ["--percentile-metrics", "ttft,tpot", "--metric-percentiles", "50,99"]
@@ -165,7 +164,8 @@ def main() -> None:
     add_cli_args(parser)
     parser.add_argument("--prompts", metavar="FILE", help="prompts in any form that peagle-vllm reads")
     args = parser.parse_args()
-    args.extra_body = {**(args.extra_body or {}), "return_token_ids": True}
+    # The chat template has put special tokens in; a suite's own data set may say otherwise.
+    args.extra_body = {"add_special_tokens": False, **(args.extra_body or {}), "return_token_ids": True}
     messages = keep_messages(endpoint_request_func, args.request_id_prefix)
     with TemporaryDirectory() as folder:
         if args.prompts:

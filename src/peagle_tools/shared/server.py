@@ -1,6 +1,7 @@
 """vLLM's server: started, watched, ended."""
 
 import contextlib
+import os
 import socket
 import sys
 import time
@@ -14,6 +15,8 @@ import psutil
 from peagle_tools.shared import processes
 
 HOST = "127.0.0.1"
+# A proxy of the environment does not reach this machine's servers; clients in processes started here inherit this.
+os.environ["no_proxy"] = ",".join(filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), HOST)))
 # `vllm serve` is the same server. vLLM's CPU build has no working `vllm` command (it reads the version of a
 # distribution named `vllm`); use the command here once it works.
 COMMAND = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -42,6 +45,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
         self.port = free_port()
         self._url, self._log = f"http://{HOST}:{self.port}", log
         command = [*COMMAND, "--host", HOST, "--port", str(self.port), *arguments]
+        env = {"VLLM_API_KEY": "", **env}  # its clients here send none
         self.process: psutil.Popen = processes.start(command, cwd=cwd, env=env, log=log)
 
     def __exit__(self, *_: object) -> None:
