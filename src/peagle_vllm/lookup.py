@@ -55,7 +55,11 @@ def _too_large(vllm_config: "VllmConfig") -> str | None:
 
     requests, length = vllm_config.scheduler_config.max_num_seqs, vllm_config.model_config.max_model_len
     num_bytes = requests * length * 4
-    if num_bytes <= MOST_MEMORY * current_platform.get_device_total_memory():
+    try:
+        memory = current_platform.get_device_total_memory()
+    except Exception:  # vLLM 0.32 has no number for a GPU that shares the host's memory, such as GB10's
+        return None
+    if num_bytes <= MOST_MEMORY * memory:
         return None
     size = f"max_num_seqs {requests} x max_model_len {length} x 4 bytes, {num_bytes >> 20} MiB"
     remedy = f'"{FIELD}": {DEFAULT} in the speculative config turns it on'

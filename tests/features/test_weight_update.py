@@ -1,5 +1,6 @@
 """New weights for a head that is served. Drafts equal the reference of those that came last."""
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +61,26 @@ def test_drafts_follow_an_update(live: Engine, heads: list[Path], new: Reference
     update(live, *files(heads[1]))
     serve_exactly(live, REQUESTS, new)
     assert {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())} == places  # that graphs read
+
+
+def test_the_draft_vocabulary_stays_when_vllm_sleeps(live: Engine, target: Path, heads: list[Path]):
+    """At level 2 it keeps the head's buffers, and nothing else."""
+    model = live.drafter.model
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.draft_id_to_target_id.data.zero_()
+    for name, buffer in model.named_buffers():
+        buffer.copy_(kept[name])
+    serve_exactly(live, REQUESTS, Reference(target, heads[0]))
+
+
+def test_pipeline_stages_without_the_head(live: Engine):
+    """Each of them would fail, the last one begin, and never end."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    config = copy.copy(live.drafter.vllm_config)
+    config.parallel_config = SimpleNamespace(pipeline_parallel_size=2)
+    with pytest.raises(RefusedError, match="pipeline_parallel_size=1"):
+        Worker._set_draft_weight_update_target(SimpleNamespace(vllm_config=config))
 
 
 def test_requests_in_flight(live: Engine, target: Path, heads: list[Path], new: Reference):
@@ -187,13 +208,13 @@ def test_a_quantized_copy_of_the_targets_lm_head_leaves_the_head(monkeypatch: py
     target, head = torch.nn.Module(), torch.nn.Module()
     target.lm_head, head.lm_head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     head.mask_hidden = torch.nn.Parameter(torch.zeros(4))
-    copy = head.lm_head
+    head.draft_id_to_target_id, quantized = None, head.lm_head
     try:
         from vllm.model_executor.layers.quantization.online.lm_head import _SOURCES
 
-        _SOURCES[copy] = target.lm_head, "fp8"
+        _SOURCES[quantized] = target.lm_head, "fp8"
     except ImportError:  # vLLM 0.32 has no such copies
-        monkeypatch.setattr(updates, "_quantized_copies", lambda: [(copy, target.lm_head)])
+        monkeypatch.setattr(updates, "_quantized_copies", lambda: [(quantized, target.lm_head)])
     monkeypatch.setattr(updates, "on_all_ranks", bool)
     config: Any = SimpleNamespace(speculative_config=SimpleNamespace(draft_model_config=None))
     served, loaded = updates.HeadUpdates(head, target, None, config), []
@@ -201,4 +222,4 @@ def test_a_quantized_copy_of_the_targets_lm_head_leaves_the_head(monkeypatch: py
     assert "lm_head" not in head._modules
     served.load(loaded.extend, [("lm_head.weight", torch.ones(4, 4))])
     served.end(None)
-    assert head.lm_head is copy and not loaded
+    assert head.lm_head is quantized and not loaded

@@ -38,6 +38,7 @@ def hub_of(head: Written, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list
         info.name: SimpleNamespace(shape=list(info.shape), dtype=info.dtype, data_offsets=(0, info.num_bytes))
         for info in saved.tensors.values()
     }
+    (folder / "model.safetensors").unlink()
     headers = SimpleNamespace(files_metadata={"model.safetensors": SimpleNamespace(tensors=tensors)})
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(
@@ -82,6 +83,7 @@ def test_the_hub_gives_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     revisions = hub_of(SERVED["aws"](), monkeypatch, tmp_path / "snapshots" / COMMIT)
     asked: list[tuple] = []
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: asked.append((a, k)) or str(tmp_path))
+    speculators().save(cache(tmp_path))  # main, as it was when it was fetched
     remote = find(REPO, "main")
     assert isinstance(remote, HeadFiles)
     head = read_head(remote)

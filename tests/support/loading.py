@@ -14,7 +14,6 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
-from peagle_vllm.patches import validation
 from tests.support.engines import Engine
 
 ROWS = 24
@@ -35,7 +34,6 @@ def load(live: Engine, head: Path, *, stock: bool = False) -> torch.Tensor:
     base = live.llm.llm_engine.vllm_config
     compilation = copy.copy(base.compilation_config)
     compilation.static_forward_context = {}  # the layers of each head have the same names
-    validation._read.cache_clear()  # the same folder, with another head
     arguments: dict[str, Any] = {"model": str(head), "num_speculative_tokens": 5, "prompt_lookup_min": 0}
     arguments |= {"method": "eagle3", "parallel_drafting": True}
     with ExitStack() as stack:

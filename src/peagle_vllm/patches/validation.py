@@ -20,6 +20,8 @@ from peagle_vllm.patches import head_config
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.serving import RefusedError, is_peagle, is_peagle_spec, on_vllm_platform, warn_once
 
+_find = functools.lru_cache(maxsize=8)(find)  # vLLM builds its configuration several times a start
+
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
     from vllm.sampling_params import SamplingParams
@@ -224,7 +226,7 @@ def _check_positions(draft: "ModelConfig", max_model_len: int) -> None:
 def _checked_head(spec: "SpeculativeConfig") -> Head:
     """The head. Raises RefusedError if it is nowhere, cannot be read, or does not fit."""
     try:
-        head = _read(spec.model, spec.revision)
+        head = read_head(_find(spec.model, spec.revision))
     except HeadError as error:
         raise RefusedError(str(error)) from None
     config = spec.target_model_config
@@ -254,7 +256,7 @@ def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
 
 def _carries_mask_hidden(model: str, revision: str | None) -> bool:
     try:
-        return "mask_hidden" in _read(model, revision).tensors
+        return "mask_hidden" in read_head(_find(model, revision)).tensors
     except HeadError:
         return False
 
@@ -276,8 +278,3 @@ def _head_config(head: Head, spec: "SpeculativeConfig") -> Iterator[None]:
             what = f"vLLM cannot take the head's config ({one_line(error)})"
             raise RefusedError(f"{what}: {head.config_file}; correct it, or the speculative config") from error
     spec.draft_model_config.config_format = spec.target_model_config.config_format
-
-
-@functools.lru_cache(maxsize=8)  # vLLM builds its configuration several times a start
-def _read(model: str, revision: str | None) -> Head:
-    return read_head(find(model, revision))

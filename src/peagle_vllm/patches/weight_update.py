@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from peagle_vllm.patches.ledger import Patch
+from peagle_vllm.serving import RefusedError, is_peagle
 
 PATCH = Patch(
     name="weight-update",
@@ -22,6 +23,8 @@ PATCH = Patch(
 
 @PATCH.wraps("vllm.v1.worker.gpu_worker", "Worker._set_draft_weight_update_target")
 def _set_draft_weight_update_target(original, self, *args, **kwargs):
+    if is_peagle(self.vllm_config) and self.vllm_config.parallel_config.pipeline_parallel_size > 1:
+        raise RefusedError("a draft weight update needs pipeline_parallel_size=1: the last stage alone has the head")
     original(self, *args, **kwargs)
     if updates := _updates(self):
         updates.begin()

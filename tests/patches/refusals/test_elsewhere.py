@@ -36,7 +36,7 @@ def test_what_is_no_peagle_costs_no_file_and_no_request(
         head = tiny_heads.write_target(head.parent / "draft")
     elif name == "eagle3":
         edit(head, lambda h: (h.config.pop("mask_token_id"), h.config.update(speculators_model_type="eagle3")))
-    monkeypatch.setattr(validation, "find", None)  # in a folder, the cache or the hub
+    monkeypatch.setattr(validation, "_find", None)  # in a folder, the cache or the hub
     config = configure(target, head, method=method, parallel_drafting=None)
     assert config.speculative_config.method == method
 
@@ -55,7 +55,7 @@ def test_another_platform_keeps_its_own_behaviour(
 ):
     """vllm-ascend, for one: its runner is not ours, so nothing is read, checked, opened, extended or replaced."""
     other_platform(monkeypatch, "vllm_ascend.platform")
-    monkeypatch.setattr(validation, "find", None)
+    monkeypatch.setattr(validation, "_find", None)
     config = configure(target, head, method=method)
     assert config.speculative_config.parallel_drafting and not is_peagle(config)
     assert REFUSAL in config._get_v2_model_runner_unsupported_features()

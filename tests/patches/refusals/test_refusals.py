@@ -31,6 +31,13 @@ def test_a_served_head_without_mask_token_id(target: Path, head: Path):
         EngineArgs(model=str(head), skip_tokenizer_init=True).create_engine_config()
 
 
+def test_a_head_that_was_corrected_is_taken_in_the_same_process(target: Path, head: Path):
+    edit(head, lambda h: h.layer_config.update(rope_scaling={"rope_type": "odd"}))
+    assert "odd" in refusal(target, head)
+    edit(head, lambda h: h.layer_config.pop("rope_scaling"))
+    assert configure(target, head)
+
+
 def test_method_and_number_of_speculative_tokens_may_be_the_heads_own(target: Path, head: Path):
     """vLLM goes by the name of the head, and would take this one for EAGLE-1."""
     aws = tiny_heads.write_head(head.parent / "some-eagle-head", target, HeadSpec(fmt="aws"))
@@ -147,6 +154,8 @@ def test_a_look_up_too_large_for_the_device(target: Path, head: Path, monkeypatc
         monkeypatch.setattr("vllm.platforms.current_platform.get_device_total_memory", lambda memory=memory: memory)
         assert prompt_lookup_min(configure(target, head, **sizes)) == settled
     assert prompt_lookup_min(configure(target, head, prompt_lookup_min=3, **sizes)) == 3
+    monkeypatch.setattr("vllm.platforms.current_platform.get_device_total_memory", lambda: 1 / 0)  # it has no number
+    assert prompt_lookup_min(configure(target, head, **sizes)) == lookup.DEFAULT
     (line,) = warned("max_num_seqs 8 x max_model_len 192 x 4 bytes")
     assert '"prompt_lookup_min": 2 in the speculative config turns it on' in line
 
