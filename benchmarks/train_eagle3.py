@@ -23,11 +23,7 @@ from peagle_tools.train.training import to_options
 from peagle_tools.train.warm_start import begin_as_target
 
 # Of peagle.yaml, what differs from a P-EAGLE head's: the usual one layer, and speculators' default of three steps.
-EAGLE3: dict[str, Any] = {
-    "selector": None,
-    "head": {"layers": 1, "depths": 3},
-    "speculators": {"norm_before_residual": True},
-}
+EAGLE3 = {"selector": None, "head": {"layers": 1, "depths": 3}, "speculators": {"norm_before_residual": True}}
 
 
 def of_eagle3(config: Config) -> Config:

@@ -56,13 +56,7 @@ def lookup_drafts(
 
 
 def lookup_drafts_torch(
-    drafts: Tensor,
-    token_ids: Tensor,
-    rows: Tensor,
-    last: Tensor,
-    min_match: int,
-    vocab_size: int,
-    one_hot: OneHot | None = None,
+    drafts: Tensor, token_ids: Tensor, rows: Tensor, last: Tensor, min_match: int, vocab: int, one_hot: OneHot | None
 ) -> None:
     """The meaning of ``lookup_drafts`` in plain torch, and what a CPU runs."""
     num_k, length = drafts.shape[1], int(last.max()) + 1
@@ -70,9 +64,8 @@ def lookup_drafts_torch(
     matched, end = longest_match(tokens, last)
     has_match = (matched >= min_match) & (rows >= 0)
     period = (last - end).clamp(min=1)[:, None]
-    followed = tokens.gather(1, (end[:, None] + 1 + torch.arange(num_k) % period).clamp(max=length - 1)).clamp(
-        0, vocab_size - 1
-    )
+    following = (end[:, None] + 1 + torch.arange(num_k) % period).clamp(max=length - 1)
+    followed = tokens.gather(1, following).clamp(0, vocab - 1)
     drafts[has_match] = followed[has_match]
     if one_hot:
         at = one_hot.rows[has_match]
@@ -106,13 +99,7 @@ def longest_match(tokens: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lookup_drafts_triton(
-    drafts: Tensor,
-    token_ids: Tensor,
-    rows: Tensor,
-    last: Tensor,
-    min_match: int,
-    vocab_size: int,
-    one_hot: OneHot | None = None,
+    drafts: Tensor, token_ids: Tensor, rows: Tensor, last: Tensor, min_match: int, vocab: int, one_hot: OneHot | None
 ) -> None:
     """Two launches; same meaning as ``lookup_drafts_torch``.
 
@@ -130,7 +117,7 @@ def lookup_drafts_triton(
         *request,
         matches,
         min_match,
-        vocab_size,
+        vocab,
         q,
         q_rows,
         0 if q_rows is None else q_rows.stride(0),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peagle_tools.bench.cells import Cell, CellResult, Results, grid
+from peagle_tools.bench.cells import Cell, CellResult, grid
 from peagle_tools.bench.suite import Suite
 from tests.bench.rawdata import raw
 
@@ -24,10 +24,6 @@ def sweep(suite: Suite, gpu: str = "", dtype: str = "float32") -> dict[str, Any]
     data = {"suite": suite.model_dump(mode="json"), "versions": {}, "prompts": {}}
     data["suite"]["serve"]["flags"] += f" --dtype {dtype}"
     return data | {"hardware": {"cpu": "a CPU, 2 cores"} | ({"gpu": gpu} if gpu else {})}
-
-
-def results(suite: Suite, cells: list[CellResult]) -> Results:
-    return Results(sweep(suite), cells)
 
 
 def write(

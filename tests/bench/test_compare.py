@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from peagle_tools.bench.cells import Cell, read_results
+from peagle_tools.bench.cells import Cell, Results, read_results
 from peagle_tools.bench.compare import compare
 from peagle_tools.bench.metrics import AL
 from peagle_tools.bench.suite import Suite
@@ -28,7 +28,7 @@ def test_only_disjoint_spreads_count(suite: Suite, after: tuple[float, float], i
     def both(noises: tuple[float, float]):
         cells = [Cell("none", 0, "prompts", 1, repeat) for repeat in (1, 2)]
         measured = [synthetic.result(cell, noise=noise) for cell, noise in zip(cells, noises, strict=True)]
-        return synthetic.results(suite, measured)
+        return Results(synthetic.sweep(suite), measured)
 
     (change,) = compare(both((0.9, 1.1)), both(after))
     assert bool(change.worse) == is_worse

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle_tools.bench.cells import Cell, CellResult
+from peagle_tools.bench.cells import Cell, CellResult, Results
 from peagle_tools.bench.metrics import points
 from peagle_tools.bench.report import repeated_table, write_report
 from peagle_tools.bench.suite import Suite
@@ -30,12 +30,9 @@ def test_acceptance_by_repeated_tokens_is_a_table_over_all_concurrencies(suite: 
     counts = {1: {0: Acceptance(4, (3, 1))}, 4: {0: Acceptance(4, (2, 0)), 3: Acceptance(1, (0, 0))}}
     cells = [synthetic.result(Cell("EAGLE-3", 3, "prompts", 1, 1))]
     cells += [CellResult(cell=Cell("P-EAGLE", 3, "prompts", c, 1), repeated=seen) for c, seen in counts.items()]
-    (table,) = repeated_table("prompts", points(synthetic.results(suite, cells)))
-    assert table.splitlines()[2:5] == [
-        "| drafter | 0 | 3 |",
-        "|---|---|---|",
-        "| P-EAGLE K=3 | 1.75 (89%) | 1.00 (11%) |",
-    ]
+    (table,) = repeated_table("prompts", points(Results(synthetic.sweep(suite), cells)))
+    rows = ["| drafter | 0 | 3 |", "|---|---|---|", "| P-EAGLE K=3 | 1.75 (89%) | 1.00 (11%) |"]
+    assert table.splitlines()[2:5] == rows
 
 
 def test_the_report(tmp_path: Path, suite: Suite) -> None:

@@ -173,10 +173,6 @@ def test_only_parts_that_there_are(where: list[str], monkeypatch: pytest.MonkeyP
         gpu_day.main()
 
 
-def speed(arm: str, c: int, tokens_per_second: float, **more: Any) -> dict[str, Any]:
-    return {"arm": arm, "c": c, "tokens_per_second": {"median": tokens_per_second}, **more}
-
-
 @pytest.mark.parametrize("number", [1, 2])
 def test_goals_of_what_was_measured(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the page of that day has them, whatever heads are committed now."""
@@ -189,12 +185,12 @@ def test_goals_of_what_was_measured(number: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_goals_of_rung_4() -> None:
-    lookup, many = real_gpu.WITH_GRAPHS[0], real_gpu.MOST
-    cells = [speed(arm, 1, rate, prompt=rung4.PROMPTS[0]) for arm, rate in ((engine.OURS, 50), (engine.EAGLE3, 60))]
-    cells += [speed(arm, many, rate, set="mt-bench") for arm, rate in ((lookup, 300), (rung2.NONE, 200))]
-    assert [str(goal).partition(":")[0] for goal in rung4.goals(cells)] == [
-        *("MISSED", "not measured", "not measured", "met", "not measured")
-    ]
+    one, many = {"c": 1, "prompt": rung4.PROMPTS[0]}, {"c": real_gpu.MOST, "set": "mt-bench"}
+    rates = [(engine.OURS, 50, one), (engine.EAGLE3, 60, one)]
+    rates += [(real_gpu.WITH_GRAPHS[0], 300, many), (rung2.NONE, 200, many)]
+    cells = [{"arm": arm, "tokens_per_second": {"median": rate}, **more} for arm, rate, more in rates]
+    verdicts = ["MISSED", "not measured", "not measured", "met", "not measured"]
+    assert [str(goal).partition(":")[0] for goal in rung4.goals(cells)] == verdicts
 
 
 def test_a_missing_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

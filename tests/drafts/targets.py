@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tests.support.random_heads import HEAD_DIM, HIDDEN, INTERMEDIATE, NUM_HEADS, SIZES, TARGET_LAYERS, VOCAB
+from tests.support.random_heads import HEAD_DIM, INTERMEDIATE, NUM_HEADS, SIZES, TARGET_LAYERS, VOCAB
 
 WINDOW = 32  # tokens that a sliding layer of these targets sees
 EVERY_LAYER = SIZES | {
@@ -13,23 +13,10 @@ EVERY_LAYER = SIZES | {
 }
 ALTERNATING = ["sliding_attention", "full_attention"] * (TARGET_LAYERS // 2)
 EXPERTS = {"num_experts_per_tok": 2}
-GEMMA4 = {
-    "sliding_window": WINDOW,
-    "layer_types": ALTERNATING,
-    "global_head_dim": HEAD_DIM,
-    "hidden_size_per_layer_input": 0,
-    "num_kv_shared_layers": 0,
-}
-VISION = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": INTERMEDIATE,
-    "num_hidden_layers": 2,
-    "num_attention_heads": NUM_HEADS,
-    "num_key_value_heads": NUM_HEADS,
-    "head_dim": HEAD_DIM,
-    "image_size": 32,
-    "patch_size": 8,
-}
+GEMMA4 = {"sliding_window": WINDOW, "layer_types": ALTERNATING, "global_head_dim": HEAD_DIM}
+GEMMA4 |= {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+VISION = {key: SIZES[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim")}
+VISION |= {"num_key_value_heads": NUM_HEADS, "num_hidden_layers": 2, "image_size": 32, "patch_size": 8}
 IMAGE_TOKEN, IMAGE_TOKENS = 508, 70  # the fewest that Gemma 4 makes of an image
 NAMES = ("image_token", "boi_token", "eoi_token", "audio_token", "boa_token", "eoa_token")
 AROUND_IMAGES = {name: IMAGE_TOKEN - i for i, name in enumerate(NAMES)}

@@ -131,12 +131,8 @@ def test_fewer_drafts_some_steps(pair: tuple[Path, Path]):
     """Dynamic K: two of four drafts where two requests run, none where three do; nobody's KV may miss a row."""
     schedule = [(1, 1, K), (2, 2, K // 2), (3, 4, 0)]
     live = start(pair, speculative=(("num_speculative_tokens_per_batch_size", schedule),))
-    requests = [
-        Request("a", prompt(9), 30),
-        Request("b", prompt(30, 1), 18, arrives=3),
-        Request("c", prompt(12, 2), 6, arrives=6),
-    ]
-    _, noted = serve_exactly(live, requests, Reference(*pair))
+    later = [Request("b", prompt(30, 1), 18, arrives=3), Request("c", prompt(12, 2), 6, arrives=6)]
+    _, noted = serve_exactly(live, [Request("a", prompt(9), 30), *later], Reference(*pair))
     assert {len(row.draft) for row in noted.rows} == {0, K // 2, K}
 
 

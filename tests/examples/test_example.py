@@ -12,20 +12,14 @@ from tests.support.serving import ROOT, environment
 
 
 def test_example() -> None:
-    done = subprocess.run(
-        [sys.executable, "example.py"],
-        cwd=ROOT,
-        # In one process, where three would import vLLM.
-        env=environment() | {"TARGET": "tiny", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    # In one process, where three would import vLLM.
+    env = environment() | {"TARGET": "tiny", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    command = [sys.executable, "example.py"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("--- 'def ") == 2
     length = re.search(r"acceptance length (\S+) over (\d+) drafts", done.stdout)
-    assert length is not None
-    assert float(length[1]) > 1.5
+    assert length and float(length[1]) > 1.5
 
 
 def test_dtype_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from peagle_tools.convert.draft_vocab import choose, needed_ids
 from peagle_tools.shared.prompts import read_tokenizer
 from peagle_vllm.heads import convert
 from peagle_vllm.heads.checks import check_pair
-from peagle_vllm.heads.head import Head, read_head, read_map, target_ids
+from peagle_vllm.heads.head import read_head, read_map, target_ids
 from peagle_vllm.heads.target import read_target
+from tests.inspect.test_convert import tensors
 from tests.support.command import only_line, run
 from tests.support.dialects import edit
 from tests.support.models import PEAGLE, TARGET, heldout
@@ -30,12 +30,6 @@ HEADS = {
 TEXTS = heldout()  # more kinds of tokens than are kept
 
 
-def weights(head: Head) -> dict[str, torch.Tensor]:
-    assert head.folder is not None
-    tensors = load_file(head.folder / "model.safetensors")
-    return {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
-
-
 @pytest.mark.parametrize("to", ["vllm", "speculators"])
 @pytest.mark.parametrize("name", HEADS)
 def test_a_trimmed_head_keeps_its_rows(name: str, to: Any, tmp_path: Path):
@@ -48,7 +42,7 @@ def test_a_trimmed_head_keeps_its_rows(name: str, to: Any, tmp_path: Path):
     trimmed = read_head(tmp_path / "out")
     assert check_pair(trimmed, target) == []
     assert read_map(trimmed).form == "offsets" and target_ids(trimmed).tolist() == ids[kept].tolist()
-    before, after = weights(head), weights(trimmed)
+    before, after = tensors(folders[1]), tensors(tmp_path / "out")
     assert torch.equal(after.pop("lm_head.weight"), before.pop("lm_head.weight")[kept])
     assert after.pop("t2d").nonzero().flatten().tolist() == ids[kept].tolist()
     for tensor in set(before) - {"d2t", "t2d"}:

@@ -108,13 +108,8 @@ def start_over(drafter: Any, config: Any) -> None:
     """The drafter's own set-up, for another configuration."""
     drafter.vllm_config = config
     drafter._allocate_buffers()
-    drafter.set_attn(
-        drafter.model_state,
-        drafter.kv_cache_config,
-        drafter.block_tables,
-        drafter.target_input_buffers,
-        drafter.target_attn_groups,
-    )
+    kv = drafter.kv_cache_config, drafter.block_tables
+    drafter.set_attn(drafter.model_state, *kv, drafter.target_input_buffers, drafter.target_attn_groups)
 
 
 def _profile_memory(engine: Engine, config: Any) -> None:

@@ -44,14 +44,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     rows = [{"id": f"{n:02}", "messages": [{"role": "user", "content": text}]} for n, text in enumerate(texts)]
     rows[1]["messages"].append({"role": "user", "content": "And now?"})
     write_lines(folder / "prompts.jsonl", rows)
-    config = Config(
-        target=str(TARGET),
-        folder=str(folder),
-        data=Data(held_out=HELD_OUT, max_tokens=MAX_TOKENS),
-        head=HeadSettings(aux_layers=LAYERS),
-        step=Step(tokens=256, dtype="float32"),
-        engine=ENGINE,
-    )
+    parts = {"head": HeadSettings(aux_layers=LAYERS), "step": Step(tokens=256, dtype="float32"), "engine": ENGINE}
+    data = Data(held_out=HELD_OUT, max_tokens=MAX_TOKENS)
+    config = Config(target=str(TARGET), folder=str(folder), data=data, **parts)
     with pytest.MonkeyPatch.context() as patch:
         for name in NOT_FOR_SERVERS:
             patch.delenv(name, raising=False)

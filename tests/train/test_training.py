@@ -134,14 +134,7 @@ def test_the_best_is_kept_with_the_newest(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("place", "step"),
-    [
-        ("", 8),
-        ("removed", 12),
-        ("6.tmp/model.safetensors", 6),
-        ("step-6.tmp", 6),
-        ("checkpoints", 6),
-        ("checkpoints", 12),
-    ],
+    [("", 8), ("removed", 12), ("6.tmp/model.safetensors", 6), ("-6.tmp", 6), ("checkpoints", 6), ("checkpoints", 12)],
 )
 def test_killed_at_any_point_it_ends_with_the_same_head(
     undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, step: int

@@ -127,17 +127,10 @@ def test_what_flash_attention_3_plans_suits_the_drafter(pair):
     attention._adapt_flash_attention(builder)
     assert not builder.aot_schedule
     group = SimpleNamespace(layer_names=["layer"], get_metadata_builder=lambda: builder)
-    for built, rows, captured in (
-        (0, 513, 31),
-        (0, 1024, 16),
-        (0, 16_385, 1),
-        (0, 32_768, 1),
-        (32, 512, 32),
-        (1, 64, 1),
-    ):
+    for built, rows, kept in ((0, 513, 31), (0, 1024, 16), (0, 16_385, 1), (0, 32_768, 1), (32, 512, 32), (1, 64, 1)):
         metadata = {"layer": SimpleNamespace(max_num_splits=built, num_actual_tokens=rows)}
         attention._fix_num_splits([group], metadata)
-        assert metadata["layer"].max_num_splits == captured
+        assert metadata["layer"].max_num_splits == kept
 
 
 def test_the_drafter_reads_blocks_as_small_as_the_targets_backend_has_them(pair):

@@ -10,10 +10,7 @@ import typer
 from peagle_tools.shared.terminal import check_extra, exit_on_sigterm, fail, one_line_errors
 
 app = typer.Typer(
-    name="bench",
-    help="Measure drafters, depths and concurrencies; report; compare.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+    name="bench", help="Measure drafters, depths and concurrencies; report; compare.", no_args_is_help=True
 )
 DEFAULT = Path("bench-results")
 

@@ -22,8 +22,7 @@ def tune(
         typer.Option(metavar="FILE", help="Prompts: text or JSON lines, docs/bench.md. Without it MT-Bench."),
     ] = None,
     k: Annotated[
-        list[int] | None,
-        typer.Option("--k", min=1, help="A depth; may be given often. Without it 3, 5, 7, as trained."),
+        list[int] | None, typer.Option(min=1, help="A depth; may be given often. Without it 3, 5, 7, as trained.")
     ] = None,
     concurrency: Annotated[
         list[int] | None, typer.Option(min=1, help="As you serve; may be given often. Without it 1, 8.")
@@ -31,9 +30,7 @@ def tune(
     serve: Annotated[
         str, typer.Option(metavar="FLAGS", help="Flags of `vllm serve`, word for word, in quotes, in place of these.")
     ] = "--no-enable-prefix-caching",
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="The longest answer, in tokens.")
-    ] = 256,
+    max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="The longest answer, in tokens.")] = 256,
     results: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where results go; without it bench-results/tune-HEAD.")
     ] = None,

@@ -52,16 +52,10 @@ def start(command: list[str], *, cwd: Path, env: Mapping[str, str], log: Path) -
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")
+    words = [sys.executable, "-S", "-E", "-c", DIE_WITH_PARENT, str(os.getpid()), str(PATIENCE), *command]
     with log.open("ab") as out:
-        return psutil.Popen(
-            [sys.executable, "-S", "-E", "-c", DIE_WITH_PARENT, str(os.getpid()), str(PATIENCE), *command],
-            cwd=cwd,
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
+        return psutil.Popen(words, cwd=cwd, env={**os.environ, **env}, start_new_session=True, **streams)
 
 
 def end(process: psutil.Popen, patience: float = PATIENCE) -> None:

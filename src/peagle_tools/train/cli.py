@@ -9,10 +9,7 @@ import typer
 from peagle_tools.shared.terminal import one_line_errors
 
 app = typer.Typer(
-    name="train",
-    help="Train a P-EAGLE head: from prompts to a head that vLLM serves.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+    name="train", help="Train a P-EAGLE head: from prompts to a head that vLLM serves.", no_args_is_help=True
 )
 ConfigArgument = Annotated[Path, typer.Argument(metavar="PEAGLE.yaml", help="What to train; docs/train.md.")]
 STEPS = {
