@@ -10,7 +10,7 @@ import torch
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.config import default_aux_layers
 from peagle_vllm.heads.head import read_head
-from peagle_vllm.heads.target import Target
+from peagle_vllm.heads.target import Target, read_target
 from tests.heads import writers
 from tests.heads.judging import AUX_KEY, only, problems
 from tests.heads.writers import HIDDEN, MASK_TOKEN, TARGET, VOCAB
@@ -21,6 +21,14 @@ def test_a_quantized_head_has_no_problem(tmp_path: Path):
     head.layer_config["quantization_config"] = {"quant_method": "compressed-tensors"}
     head.tensors = {n.replace("_proj.weight", "_proj.weight_packed"): t for n, t in head.tensors.items()}
     assert problems(head, tmp_path) == []
+
+
+def test_a_target_whose_sizes_are_its_classes_defaults(tmp_path: Path):
+    """As LLaVA's config.json has it."""
+    text = {"model_type": "llama", "vocab_size": 32064}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text}))
+    target = read_target(str(tmp_path))
+    assert (target.hidden_size, target.vocab_size, target.num_layers) == (4096, 32064, 32)
 
 
 def test_k_beyond_the_trained_depth_is_warned_of(tmp_path: Path):

@@ -7,7 +7,7 @@ import pytest
 
 from peagle_tools.shared import engines
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.train.check import check, same_text
+from peagle_tools.train.check import answer, check, same_text
 from peagle_tools.train.documents import read_rows
 from peagle_tools.train.peagle_yaml import read_config
 from tests.train.runs import toy_run, train
@@ -21,6 +21,13 @@ def test_rounds_of_the_same_text(shared: int, rounds: list[tuple[int, int]]) -> 
     text = [*range(10, 20)]
     served = [*text[:shared], 0, 0, 0]
     assert [*same_text(served, [2, 0, 1, 3, 3], text, [2, 9, 9, 1, 1, 9, 0, 9, 9, 9], 3)] == rounds
+
+
+def test_the_engine_gets_no_key_of_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines.Pair, "engine", lambda pair, *_: (_ for _ in ()).throw(TypeError(pair.arguments)))
+    given = {"dtype": "float32", "default_chat_template_kwargs": {}}
+    with pytest.raises(TypeError, match=r"\{'dtype': 'float32'\}"):
+        answer(engines.Pair("target", "head", given), [[1]], 3, 4)
 
 
 def test_another_text_has_another_al(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

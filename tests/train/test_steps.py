@@ -146,6 +146,7 @@ def test_what_speculators_leaves_out_is_counted(tmp_path: Path, monkeypatch: pyt
 
     def answer(words: list[str], *_: object) -> None:
         assert words[words.index("--concurrency") + 1] == "7"
+        assert '"repetition_penalty": 1,' in words[words.index("--sampling-params") + 1]
         write_lines(answers_of(config), [row | {"primary_id": key[0], "id": key} for key in ("a0", "a1", "b0", "c0")])
         error = {"id": "d", "metadata": {"error": reasons.pop(0)}}
         write_lines(tmp_path / "answers.errors.jsonl", [error])
@@ -171,12 +172,13 @@ def test_nothing_is_learned_of_held_out_conversations(tmp_path: Path) -> None:
     write_lines(answers_of(config), rows[:2])
     with pytest.raises(ToolError, match="2 answers are too few: 1 are held out; add prompts"):
         steps.data(config)
-    write_lines(answers_of(config), rows)
+    full = {"primary_id": "c", "input_ids": [6, 7, 8], "loss_mask": [0, 1, 1], "finish_reason": "length"}
+    write_lines(answers_of(config), [*rows, full])  # the context ended it, which vLLM takes a token less of
     full_disk = patch.object(ArrowWriter, "write", side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with full_disk, pytest.raises(ToolError, match=r"data cannot be written \(No space left on device\); nothing is"):
         steps.data(config)
-    assert "2 documents, 4 tokens, the longest 2, 1 held out; 1 more of held-out" in steps.data(config)
-    assert load_from_disk(str(config.data_folder)).with_format(None)["input_ids"] == [[4, 5], [1, 2]]
+    assert "3 documents, 6 tokens, the longest 2, 1 held out; 1 more of held-out" in steps.data(config)
+    assert load_from_disk(str(config.data_folder)).with_format(None)["input_ids"] == [[4, 5], [6, 7], [1, 2]]
 
 
 def test_answers_to_prompts_that_are_gone_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a head begins as."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def test_a_head_goes_on_with_more_layers_and_drafts_the_same(tmp_path: Path) -> 
     first, batch = begin(toy_run(tmp_path / "first"))
     first.save_pretrained(tmp_path / "head")
     init = str(tmp_path / "head")
+    file = tmp_path / "head/config.json"  # names no layers, as `convert` without a target writes it: the usual ones
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eagle_aux_hidden_state_layer_ids": None}))
     head, _ = begin(toy_run(tmp_path / "more", head={"layers": 4, "init": init}))
     assert len(head.layers) == 4
     assert loss_of(head, batch, num_depths=3) == pytest.approx(loss_of(first, batch, num_depths=3), rel=1e-6)
@@ -47,6 +50,16 @@ def test_a_head_goes_on_with_more_layers_and_drafts_the_same(tmp_path: Path) -> 
     first.save_pretrained(tmp_path / "head")
     with pytest.raises(ToolError, match=r"^head: its layers have a sliding window, and none is trained so; begin wi"):
         begin(toy_run(tmp_path / "windowed", head={"init": init}))
+
+
+def test_it_learns_of_a_target_whose_last_norm_scales_by_one_more(tmp_path: Path) -> None:
+    """As Gemma's and Qwen3-Next's do."""
+    file = toy_run(tmp_path / "run")
+    config = tmp_path / "run/target/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "qwen3_next"}))
+    norm, states = begin(file)[0].verifier_norm, torch.randn(4, 16)
+    plain = torch.nn.functional.rms_norm(states, states.shape[-1:], eps=1e-6)
+    torch.testing.assert_close(norm(states), plain * (1 + norm.weight), rtol=1e-3, atol=1e-3)
 
 
 def test_a_head_that_cannot_go_on_is_refused_in_a_line(tmp_path: Path) -> None:

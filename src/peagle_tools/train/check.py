@@ -1,6 +1,7 @@
 """The trained head in vLLM: accepted there as replay says."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from itertools import takewhile
 
 from peagle_tools.shared import engines
@@ -58,9 +59,11 @@ def answer(
     pair: engines.Pair, prompts: list[list[int]], num_k: int, max_tokens: int
 ) -> list[tuple[list[int], list[int]]]:
     """For each prompt, the token ids of vLLM's greedy answer, and how many drafts each of its rounds accepted."""
-    from vllm import SamplingParams
+    from vllm import EngineArgs, SamplingParams
     from vllm.sampling_params import RepetitionDetectionParams
 
+    of_engine = {field.name for field in fields(EngineArgs)}  # ``engine`` may have some of the server alone
+    pair = replace(pair, arguments={name: value for name, value in pair.arguments.items() if name in of_engine})
     until = RepetitionDetectionParams(**LOOP)
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_detection=until)
     with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:

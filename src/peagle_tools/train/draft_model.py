@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from speculators.losses import LossConfig
 from speculators.losses.utils import _LOSS_REDUCTION_EPS
-from speculators.models import peagle
+from speculators.models import peagle, utils
 from speculators.models.dflash2.model_definitions import CandidateSelector
 from speculators.models.peagle.data import generate_cod_sample_indices
 from speculators.models.peagle.metrics import compute_metrics
@@ -19,6 +19,7 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.partition import ATTENTION, Documents, RowAttention, StepRows, anchor_chunks, chunked_sum
 from peagle_tools.train.selector_training import selector_loss
 
+utils.GEMMA_STYLE_FINAL_NORM_MODEL_TYPES |= {"qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text"}
 peagle.PEagleSpeculatorConfig._auto_class = None  # else each head is saved with the source of this class
 
 
@@ -30,6 +31,10 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
     def __init__(self, config: peagle.PEagleSpeculatorConfig):
         config.transformer_layer_config._attn_implementation = ATTENTION
         super().__init__(config)
+        # The library takes the head's kind of norm for the target's, which scales by 1 + w in some families.
+        norm = utils.resolve_verifier_norm_class(config)
+        eps = config.transformer_layer_config.rms_norm_eps
+        self.verifier_norm = norm(self.hidden_size, eps=eps).requires_grad_(False)
         if self.uses_sliding_window_attn:
             remedy = "begin without, and `peagle-vllm convert --window` gives the trained head one"
             raise ToolError(f"head: its layers have a sliding window, and none is trained so; {remedy}")
@@ -121,7 +126,9 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         inputs = self._layer_input(torch.cat([input_ids, mask_id], 1), torch.cat([hidden_states, mask_hidden], 1))
         states, mask_row = inputs[:, :num_tokens], inputs[:, num_tokens:]  # all mask rows have one input
         positions = torch.arange(num_tokens, device=states.device)
-        rotary = self.rotary_emb(states, positions[None])
+        # With the head's last position, which no row has: longrope and dynamic go by the largest one.
+        last = positions.new_tensor([self.config.transformer_layer_config.max_position_embeddings - 1])
+        rotary = self.rotary_emb(states, torch.cat([positions, last])[None])
 
         def run(layer: torch.nn.Module, states: Tensor, attention: Any, position: Tensor) -> Tensor:
             embeddings = tuple(part[:, position] for part in rotary)

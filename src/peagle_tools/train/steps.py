@@ -89,7 +89,9 @@ def _ask(config: Config, prompts: list[str]) -> int:
     command = ["regenerate-responses", "--dataset", str(config.run / "prompts.jsonl"), "--outfile", str(file)]
     command += ["--model", config.target, "--resume", "--max-tokens", str(config.data.max_tokens)]
     command += ["--concurrency", str(config.data.concurrency)]
-    command += ["--sampling-params", json.dumps({"temperature": 0, "repetition_detection": LOOP})]
+    # A target's generation_config.json may have penalties, with which no answer is greedy.
+    greedy = {"temperature": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    command += ["--sampling-params", json.dumps({**greedy, "repetition_detection": LOOP})]
     with serve.running(config, log.with_name("answers-server.log")) as (endpoint, server):
         speculators([*command, "--endpoint", f"{endpoint}/chat/completions"], log, server)
         answered = {row["primary_id"] for row in read_lines(file, must_exist=False)}
@@ -136,8 +138,11 @@ def data(config: Config) -> str:
     def documents() -> Iterator[dict[str, Any]]:
         learned = (row for row in read_lines(file) if row["primary_id"] not in held_out)
         for row in chain(learned, islice(read_lines(file), num_held)):
-            ids = row["input_ids"]
-            yield {"input_ids": ids, "loss_mask": row["loss_mask"], "seq_len": len(ids)}
+            # Without the last token of one that fills the context: vLLM takes no such prompt.
+            was_cut = row.get("finish_reason") == "length" and sum(row["loss_mask"]) < config.data.max_tokens
+            end = -1 if was_cut or len(row["input_ids"]) == config.engine.get("max_model_len") else None
+            ids, mask = row["input_ids"][:end], row["loss_mask"][:end]
+            yield {"input_ids": ids, "loss_mask": mask, "seq_len": len(ids)}
 
     lengths, num_answers = [row["seq_len"] for row in documents()], len(are_finished)
     if len(lengths) <= num_held:

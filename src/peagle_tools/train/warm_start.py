@@ -12,6 +12,7 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.peagle_yaml import Config
 from peagle_vllm.heads.checks import check
+from peagle_vllm.heads.config import default_aux_layers
 from peagle_vllm.heads.files import download, find, one_line
 from peagle_vllm.heads.head import Head, read_head
 from peagle_vllm.heads.target import read_target
@@ -30,6 +31,7 @@ def check_init(config: Config) -> Head:
     """
     init, layers = str(config.head.init), config.head.layers
     head = read_head(find(init))
+    aux_layers = head.aux_layer_ids or default_aux_layers(read_target(config.target).num_layers)
     if head.kind == "target" or not head.is_speculators:
         remedy = "`peagle-vllm convert --to speculators` writes a P-EAGLE head so"
         raise ToolError(f"head.init: {init} is no head as speculators writes it; {remedy}")
@@ -38,7 +40,11 @@ def check_init(config: Config) -> Head:
         raise ToolError(f"head.init: {faults[0]}")
     for key, ours, theirs in (
         ("layers", min(layers, head.num_layers), head.num_layers),
-        ("aux_layers", config.aux_layers, list(head.aux_layer_ids or ())),
+        (
+            "aux_layers",
+            config.aux_layers,
+            [*aux_layers],
+        ),
         ("draft_vocab", config.head.draft_vocab or head.draft_vocab_size, head.draft_vocab_size),
     ):
         if ours != theirs:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from peagle_vllm.heads.config import is_whole, size
 from peagle_vllm.heads.files import HeadError, hub_failure, read_json
 
+SIZES = {"hidden_size", "vocab_size", "num_hidden_layers"}
 MASK_WORDS = ("mask", "pard", "draft", "reserved", "unused", "pad", "unk")
 
 
@@ -47,6 +48,11 @@ def read_target(model: str) -> Target:
         config, file = read_json(_path(model, "config.json")), f"{model}/config.json"
         nested = config.get("text_config")
         text = nested if isinstance(nested, dict) else config
+        if SIZES - text.keys():  # those of LLaVA and Gemma 3 are their classes' defaults
+            with suppress(Exception):
+                from transformers import AutoConfig
+
+                text = AutoConfig.from_pretrained(_path(model, "config.json")).get_text_config().to_dict() | text
         return Target(
             name=model,
             hidden_size=size(text, "hidden_size", file),
