@@ -76,10 +76,7 @@ def allocate_buffers(
         **dict.fromkeys(("temperature", "top_p"), ((max_num_reqs,), torch.float32)),
         "seeds": ((max_num_reqs,), torch.int64),
     }
-    buffers = {
-        name: torch.zeros(shape, dtype=dtype, device=staging.device)
-        for name, (shape, dtype) in shapes.items()
-        if name not in inherited
-    }
+    made = {name: shape for name, shape in shapes.items() if name not in inherited}
+    buffers = {name: torch.zeros(shape, dtype=dtype, device=staging.device) for name, (shape, dtype) in made.items()}
     buffers["sample_idx_mapping"].fill_(-1)
     return DraftBuffers(staging=staging, **inherited, **buffers)

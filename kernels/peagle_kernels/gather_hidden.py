@@ -8,6 +8,7 @@ out[r] = hidden[row_map[r]]   where row_map[r] >= 0
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from peagle_kernels.dispatch import runs_twin, vector_elements
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW
@@ -15,7 +16,7 @@ from peagle_kernels.geometry import MASK_ROW, PAD_ROW
 COLUMNS_PER_PROGRAM = 2048
 
 
-def gather_hidden(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor) -> None:
+def gather_hidden(out: Tensor, hidden: Tensor, mask_hidden: Tensor, row_map: Tensor) -> None:
     """Assemble the drafter's input rows.
 
     Args:
@@ -28,18 +29,14 @@ def gather_hidden(out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Te
     gather(out, hidden, mask_hidden, row_map)
 
 
-def gather_hidden_torch(
-    out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor
-) -> None:
+def gather_hidden_torch(out: Tensor, hidden: Tensor, mask_hidden: Tensor, row_map: Tensor) -> None:
     """The meaning of ``gather_hidden`` in plain torch, and what a CPU runs."""
     torch.index_select(hidden, 0, row_map.clamp(min=0), out=out)
     out[row_map == MASK_ROW] = mask_hidden
     out[row_map == PAD_ROW] = 0
 
 
-def gather_hidden_triton(
-    out: torch.Tensor, hidden: torch.Tensor, mask_hidden: torch.Tensor, row_map: torch.Tensor
-) -> None:
+def gather_hidden_triton(out: Tensor, hidden: Tensor, mask_hidden: Tensor, row_map: Tensor) -> None:
     """One launch of ``_gather_hidden_kernel``; same meaning as ``gather_hidden_torch``."""
     num_rows, width = out.shape
     _gather_hidden_kernel[(num_rows, triton.cdiv(width, COLUMNS_PER_PROGRAM))](

@@ -116,10 +116,7 @@ class Cell:
                 *[("draft_sample_method", "probabilistic")] * (self.drafts == "probabilistic"),
                 *[("num_speculative_tokens_per_batch_size", schedule)] * self.schedule,
             ),
-            llm=(
-                ("block_size", self.block_size),
-                ("async_scheduling", self.scheduling == "asynchronous"),
-            ),
+            llm=(("block_size", self.block_size), ("async_scheduling", self.scheduling == "asynchronous")),
         )
 
 

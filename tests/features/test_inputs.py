@@ -22,17 +22,10 @@ from tests.support.reference import Reference
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 MAX_MODEL_LEN, ANSWER = 128, 10 if ARM == "plugin-v2" else 24  # V2 runs under Triton's interpreter
-SETTINGS = Settings(
-    TARGET,
-    PEAGLE,
-    k=3,
-    max_num_seqs=6,
-    max_model_len=MAX_MODEL_LEN,
-    token_budget=40,  # prompts come in chunks, which end within embeddings too
-    prefix_caching=True,
-    lookup=2,
-    llm=(("enable_prompt_embeds", True), ("skip_tokenizer_init", False)),
-)
+BUDGET = 40  # prompts come in chunks, which end within embeddings too
+SIZES = {"max_num_seqs": 6, "max_model_len": MAX_MODEL_LEN, "token_budget": BUDGET}
+LLM = (("enable_prompt_embeds", True), ("skip_tokenizer_init", False))
+SETTINGS = Settings(TARGET, PEAGLE, k=3, prefix_caching=True, lookup=2, llm=LLM, **SIZES)
 ALONE = replace(SETTINGS, head=None, lookup=0)
 OUTSIDE = 100_000  # vLLM marks embeddings among tokens by an id that can lie outside the vocabulary
 PROMPTS = [tuple(ids) for ids in prompt_token_ids()[:6]]
@@ -58,10 +51,7 @@ PLAIN, EMBEDS = Request("plain", PROMPTS[0], ANSWER), embedded("embeds", PROMPTS
 KINDS = {
     "embeddings": [EMBEDS],
     "embeddings among tokens": [mixed("middle", PROMPTS[1], 5, 30), mixed("end", PROMPTS[3], 36, len(PROMPTS[3]))],
-    "the same embeddings, their prefix cached": [
-        embedded("first", LONG[:90], 4),
-        embedded("again", LONG[:90], arrives=12),
-    ],
+    "the same, their prefix cached": [embedded("first", LONG[:90], 4), embedded("again", LONG[:90], arrives=12)],
     "embeddings, aborted": [embedded("aborted", PROMPTS[1], aborted=4), Request("after", PROMPTS[4], 4, arrives=6)],
     "one embedding": [embedded("short", PROMPTS[1][:1])],
     "max_tokens 1": [Request("one", PROMPTS[1], 1), embedded("one embedded", PROMPTS[2], 1)],

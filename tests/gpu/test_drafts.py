@@ -77,16 +77,9 @@ def start(name: str, mode: str, backend: str, folder: Path, **speculative: Any) 
     if HAS_GPU:
         llm["attention_config"] = {"backend": backend}
         speculative["attention_backend"] = backend
-    settings = Settings(
-        target,
-        head,
-        max_model_len=MAX_MODEL_LEN,
-        dtype=DTYPE,
-        speculative=tuple(speculative.items()),
-        llm=tuple(llm.items()),
-        **changes,
-    )
-    return engine(settings), Reference(target, head, DTYPE)
+    more = {"speculative": tuple(speculative.items()), "llm": tuple(llm.items()), **changes}
+    live = engine(Settings(target, head, max_model_len=MAX_MODEL_LEN, dtype=DTYPE, **more))
+    return live, Reference(target, head, DTYPE)
 
 
 on_each_backend = pytest.mark.parametrize("backend", BACKENDS)

@@ -150,16 +150,9 @@ def run(seconds: float, runner: str, clients: int = 64) -> dict[str, Any]:
         again = asyncio.run(answers(server, known[:8]))
     if any(answer != right[number] for number, answer in again.items()):
         wrong.append("answers after the restart are not the unspeculated ones")
-    return {
-        "runner": runner,
-        "seconds": seconds,
-        "clients": clients,
-        "requests": dict(sorted(tally.requests.items())),
-        "ended": dict(sorted(tally.ended.items())),
-        "answers compared": tally.compared,
-        "preemptions": preemptions,
-        "wrong": wrong,
-    }
+    report = {"runner": runner, "seconds": seconds, "clients": clients}
+    report |= {name: dict(sorted(getattr(tally, name).items())) for name in ("requests", "ended")}
+    return report | {"answers compared": tally.compared, "preemptions": preemptions, "wrong": wrong}
 
 
 def main() -> int:

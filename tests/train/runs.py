@@ -23,13 +23,8 @@ from peagle_tools.train.trainer import Trainer
 HIDDEN, LAYERS = 16, 8
 VOCAB, MASK = 32, 31
 FORK = get_context("fork")
-ENGINE: dict[str, Any] = {  # of tiny-llama
-    "dtype": "float32",
-    "max_model_len": 512,
-    "max_num_seqs": 16,
-    "enforce_eager": True,
-    "kv_cache_memory_bytes": 256 << 20,
-}
+ENGINE: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 16}  # of tiny-llama
+ENGINE |= {"enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
 SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"held_out": 4},
     "head": {"layers": 2, "depths": 3},

@@ -242,23 +242,14 @@ REFUSED = {
     "a mask token in use": ({"speculators": {"mask_token_id": 5}}, "mask_token_id: the target's .* uses 5 for 'w5'"),
     "no token": ({"speculators": {"mask_token_id": -3}}, "mask_token_id: -3 is none of the target's .* tokens; leave"),
     "states of other layers": (change_stamp, STAMPED),
-    "lost states": (
-        lose_states,
-        "rows 0, 3, 5, 9 of the data have no file there, or .*; `peagle-vllm train states` makes",
-    ),
+    "lost": (lose_states, "rows 0, 3, 5, 9 of the data have no file there, or .*; `peagle-vllm train states` makes"),
     "all held out": ({"data": {"held_out": 24}}, "has 24 documents, and data.held_out keeps 24 of them"),
     "a document longer than a step": ({"step": {"tokens": 32}}, "documents have more than step.tokens"),
     "unknown option": ({"speculators": {"draft_arc": "llama"}}, "draft_arc: is no option of speculators"),
     "its value": ({"speculators": {"draft_arch": "gpt"}}, "speculators.draft_arch: Input should be 'llama' or"),
     "a window": ({"speculators": {"sliding_window": 64}}, "sliding_window: cannot be set here; remove it"),
-    "its activation": (
-        {"speculators": {"draft_hidden_act": "gelu"}},
-        "draft_hidden_act: cannot be set here",
-    ),
-    "a ratio above 1": (
-        {"speculators": {"scheduler_warmup_ratio": 2.0}},
-        "scheduler_warmup_ratio: is 2.0, and has",
-    ),
+    "its activation": ({"speculators": {"draft_hidden_act": "gelu"}}, "draft_hidden_act: cannot be set here"),
+    "a ratio above 1": ({"speculators": {"scheduler_warmup_ratio": 2.0}}, "scheduler_warmup_ratio: is 2.0, and has"),
     "more drafts than tokens": ({"head": {"draft_vocab": 1000}}, "head.draft_vocab: 1000 are more than the target's"),
     "its logger": ({"speculators": {"logger": "tensorboard"}}, "logger: tensorboard is not installed; pip install"),
 }

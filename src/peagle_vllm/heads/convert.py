@@ -23,10 +23,8 @@ Format = Literal["vllm", "speculators"]
 OUTPUT = "lm_head.weight"
 OF_MODEL_TYPE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 # What stands outside of the decoder layers' fields in speculators' format.
-HEAD_FIELDS = (
-    *("draft_vocab_size", "target_hidden_size", AUX_KEY, "mask_token_id", "norm_before_residual", "norm_before_fc"),
-    SELECTOR,
-)
+HEAD_FIELDS = ["draft_vocab_size", "target_hidden_size", AUX_KEY, "mask_token_id"]
+HEAD_FIELDS += ["norm_before_residual", "norm_before_fc", SELECTOR]
 
 
 def obstacles(head: Head, to: Format, target: Target | None) -> list[Problem]:

@@ -67,9 +67,6 @@ def _install(root: Traversable) -> VllmInstall:
     file = root.joinpath("vllm/_version.py")
     version = VERSION_LINE.search(file.read_text(encoding="utf-8")) if file.is_file() else None
     # An editable install's metadata does not list vllm/, and a plugin's lists its own files.
-    owners = (
-        distribution.name
-        for distribution in distributions(path=[str(root).rstrip("/")])
-        if "vllm/__init__.py," in (distribution.read_text("RECORD") or "")
-    )
+    there = distributions(path=[str(root).rstrip("/")])
+    owners = (each.name for each in there if "vllm/__init__.py," in (each.read_text("RECORD") or ""))
     return VllmInstall(root, version.group(1) if version else UNKNOWN, next(owners, UNKNOWN))

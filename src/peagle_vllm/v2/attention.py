@@ -109,7 +109,7 @@ class DraftAttention:
         return metadata
 
 
-def with_whole_kv(vllm_config: VllmConfig) -> VllmConfig:
+def whole_kv(vllm_config: VllmConfig) -> VllmConfig:
     """The same without decode context parallelism, as vLLM's DFlash: every rank keeps the drafter's whole KV cache."""
     if vllm_config.parallel_config.decode_context_parallel_size == 1:
         return vllm_config

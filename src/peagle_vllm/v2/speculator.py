@@ -39,13 +39,7 @@ from peagle_vllm.sampling.greedy import top_tokens
 from peagle_vllm.sampling.selection import load_selector, num_candidates, plain_selector, select, selector_config_of
 from peagle_vllm.serving import check_loaded_head
 from peagle_vllm.updates import HeadUpdates
-from peagle_vllm.v2.attention import (
-    DraftAttention,
-    draft_attention_config,
-    share_workspace,
-    split_blocks,
-    with_whole_kv,
-)
+from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, share_workspace, split_blocks, whole_kv
 from peagle_vllm.v2.cudagraph import NO_GRAPHS, DraftCudaGraphManager, draft_graphs, supported
 from peagle_vllm.v2.draft_run import DraftRun, dummy_run, first_rows
 from peagle_vllm.v2.drawing import draw, with_others
@@ -55,7 +49,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
     """Drafts all K tokens of every request in one drafter forward."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState):
-        super().__init__(with_whole_kv(vllm_config), device)
+        super().__init__(whole_kv(vllm_config), device)
         # The runner's dummy batches then have no more requests than the scheduler admits. num_extra_query_per_req stays
         # 0: the runner takes those rows off the target's batch, and would size the KV cache after too small a peak.
         self.num_query_per_req = self.num_speculative_steps
