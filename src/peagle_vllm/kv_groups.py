@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 from peagle_vllm.serving import warn_once
@@ -50,7 +50,8 @@ def keep_windows_whole(model: torch.nn.Module, vllm_config: VllmConfig) -> None:
     context = vllm_config.compilation_config.static_forward_context
     layers = {layer for layer in context.values() if isinstance(layer, Attention)}
     ours = layers.intersection(model.modules())
-    windows = {layer.sliding_window for layer in layers - ours}
+    latent = {layer for layer in context.values() if isinstance(layer, MLAAttention)}
+    windows = {layer.sliding_window for layer in latent | layers - ours}
     if None not in windows or any("FLASHINFER" in layer.get_attn_backend().get_name() for layer in layers):
         return
     for layer in ours:

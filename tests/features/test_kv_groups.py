@@ -1,12 +1,14 @@
 """How many KV cache groups a head makes of its target's."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from tests.drafts import targets
 from tests.drafts.targets import WINDOW
-from tests.support.engines import Engine, Request, Settings, engine
+from tests.support.engines import Engine, Request, Settings, engine, prepare_process
 from tests.support.random_heads import HeadSpec, prompt, write_head, write_pair
 from tests.support.recorder import serve_exactly
 from tests.support.reference import Reference
@@ -24,6 +26,24 @@ def test_a_windowed_head_makes_no_groups(tmp_path: Path):
     assert groups(live) == 1
     report, _ = serve_exactly(live, [Request("a", prompt(30), 12), Request("b", prompt(9, 1), 12)], reference)
     assert report.rows > 6
+
+
+def test_a_windowed_head_makes_no_groups_of_latent_attention():
+    """With fewer KV heads than fill a page of DeepSeek's, vLLM would make 17 of one."""
+    prepare_process()
+    from vllm.model_executor.layers.attention import Attention, MLAAttention
+
+    from peagle_vllm.kv_groups import keep_windows_whole
+
+    model, layers = torch.nn.Module(), {}
+    for name, kind, window in (("target", MLAAttention, None), ("head", Attention, 1024)):
+        layers[name] = kind.__new__(kind)
+        torch.nn.Module.__init__(layers[name])
+        layers[name].sliding_window = window
+        layers[name].get_attn_backend = lambda: Mock(**{"get_name.return_value": "FLASH_ATTN"})
+    model.attn = layers["head"]
+    keep_windows_whole(model, Mock(compilation_config=Mock(static_forward_context=layers)))
+    assert "get_kv_cache_spec" in vars(layers["head"])
 
 
 def test_where_a_head_splits_the_groups_the_log_says_so(tmp_path: Path, warned):
