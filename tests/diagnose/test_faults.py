@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -71,11 +70,9 @@ def test_a_healthy_head_gets_no_cause(name: str, monkeypatch: pytest.MonkeyPatch
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     call = LLM.collective_rpc
-
-    def serialised(llm: LLM, *arguments: Any) -> Any:
-        return call(llm, *MsgpackDecoder().decode(MsgpackEncoder().encode(arguments)))
-
-    monkeypatch.setattr(LLM, "collective_rpc", serialised)
+    monkeypatch.setattr(
+        LLM, "collective_rpc", lambda llm, *args: call(llm, *MsgpackDecoder().decode(MsgpackEncoder().encode(args)))
+    )
     monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
     ran = diagnosed(*HEALTHY[name], *(FEWER if name in QUICK else ()))
     data = json.loads(ran.stdout)

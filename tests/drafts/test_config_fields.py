@@ -218,9 +218,7 @@ def test_verdicts(layout: tuple[str, str], step: int, live: Engine, names: set[s
 BY_TYPE = {"full_attention": ROPES["default"], "sliding_attention": ROPES["default"] | {"rope_theta": 1e6}}
 SERVED: dict[str, dict[str, Any]] = {
     "a rope by layer type": {"rope_parameters": BY_TYPE},
-    "positions of M-RoPE": {
-        "rope_parameters": ROPES["default"] | {"mrope_section": [4, 6, 6], "mrope_interleaved": True}
-    },
+    "of M-RoPE": {"rope_parameters": ROPES["default"] | {"mrope_section": [4, 6, 6], "mrope_interleaved": True}},
     "another name of the activation": {"hidden_act": None, "hidden_activation": "silu"},
     "what a target's config has": {
         **{"num_experts": 8, "text_config": {"hidden_size": 1}, "vision_config": 3, "is_encoder_decoder": True},

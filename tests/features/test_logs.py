@@ -79,10 +79,8 @@ def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypa
         for model in (drafter.model, live.runner.get_model())
     )
     head = sum(size for place, size in tensors.items() if place not in of_target) / 2**20
-    sizes = [
-        re.fullmatch(rf"{line}, 253 graphs, head {head:.1f} MiB, {few}, buffers (.+) MiB, {kv}", x)
-        for x in log_lines(log)
-    ]
+    pattern = rf"{line}, 253 graphs, head {head:.1f} MiB, {few}, buffers (.+) MiB, {kv}"
+    sizes = [re.fullmatch(pattern, x) for x in log_lines(log)]
     assert float(sizes[2][1]) == pytest.approx(float(sizes[1][1]) + 10)
 
 

@@ -24,15 +24,13 @@ def build(root: Traversable, *patches: Patch) -> dict[str, str]:
     return {definition.key: source.digest(definition) or "" for patch in patches for definition in patch.definitions}
 
 
-def two_patches(
-    tmp_path: Path, a: str, b: str | None, version: str = "0.40.0", accepted: tuple[str, ...] = ()
-) -> Report:
+def two_patches(folder: Path, a: str, b: str | None, version: str = "0.40.0", accepted: tuple[str, ...] = ()) -> Report:
     """A vLLM whose functions ``a`` and ``b``, one patch each, return these words. Recorded are builds of 0.32 that
     return "old" or "cpu build" in both, and one of 0.33 that returns "new"."""
 
     def tree(name: str, *words: str | None) -> Path:
         text = "\n".join(f"def {f}():\n    return {word!r}" for f, word in zip("ab", words, strict=True) if word)
-        return fake(tmp_path / name, {"mod.py": text}, version)
+        return fake(folder / name, {"mod.py": text}, version)
 
     patches = [Patch(name=f, runner="V2", depends_on={"vllm.mod": (f,)}) for f in "ab"]
 

@@ -104,16 +104,14 @@ def test_a_seeded_request_repeats_itself(drafts: str, sharpened: Path):
     live, length = engine(settings(drafts, sharpened)), 12 if V2 else 24
     prompts, hot = prompt_token_ids(), ("temperature", 1.0)
 
-    def once(tag: str, companions: int = 0) -> list[int]:
+    def once(tag: str, others: int = 0) -> list[int]:
         requests = [Request(tag, tuple(prompts[0]), length, sampling=(hot, ("seed", 1234)))]
-        requests += [
-            Request(f"{tag}-{i}", tuple(prompts[i]), length, sampling=(hot,)) for i in range(1, companions + 1)
-        ]
+        requests += [Request(f"{tag}-{i}", tuple(prompts[i]), length, sampling=(hot,)) for i in range(1, others + 1)]
         return live.run(requests)[tag].output
 
     first = once(f"{drafts}-a")
     assert once(f"{drafts}-b") == first
-    assert once(f"{drafts}-c", companions=3) == first
+    assert once(f"{drafts}-c", others=3) == first
 
 
 @pytest.mark.parametrize("drafts", DRAFTS[1:])

@@ -158,10 +158,8 @@ class Report:
     def __str__(self) -> str:
         refused = " ".join(f"{n}:{c}" for n, c in sorted(self.rejections.items()))
         dropped = ", ".join(f"{c} {why}" for why, c in self.dropped.items()) or "none"
-        counts = (
-            f"{self.rows} rows equal, {len(self.ties)} ties, {self.looked_up} looked up, {self.near_end} at the end"
-        )
-        return f"{counts}; refused {refused}; dropped {dropped}"
+        counts = f"{self.rows} rows equal, {len(self.ties)} ties, {self.looked_up} looked up"
+        return f"{counts}, {self.near_end} at the end; refused {refused}; dropped {dropped}"
 
 
 def _ulp(value: float, dtype: str) -> float:

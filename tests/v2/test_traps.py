@@ -214,9 +214,7 @@ def test_a_graph_draws_what_the_eager_step_draws(pair):
 
     def drafts(name: str) -> list[tuple[int, ...]]:
         right = {f"{name}.{i}": list(prompt(90, i)) for i in range(3)}
-        asked = [
-            Request(req, tuple(tokens[: 9 + i]), 20, sampling=sampling) for i, (req, tokens) in enumerate(right.items())
-        ]
+        asked = [Request(req, tuple(ids[: 9 + i]), 20, sampling=sampling) for i, (req, ids) in enumerate(right.items())]
         with record(live, planter(right, tiny_heads.VOCAB, num_right=1)) as noted:
             live.run(asked)
         return sorted((row.req.removeprefix(name), row.p_last, row.draft) for row in noted.rows)
