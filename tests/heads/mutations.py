@@ -37,7 +37,8 @@ def mutations(head: Written) -> Iterator[Mutation]:
 
 
 def _of_tensors(head: Written) -> Iterator[Mutation]:
-    for name in sorted(head.tensors):
+    names = sorted(head.tensors)
+    for name in names:
         words = (vllm_name(name).removesuffix(".weight"), name, *(("layers",) if "layer" in name else ()))
         full = head.config["draft_vocab_size"] == head.layer_config["vocab_size"]
         if not (words[0] == "embed_tokens" or (words[0] == "lm_head" and full)):  # then the target's is taken
@@ -45,6 +46,10 @@ def _of_tensors(head: Written) -> Iterator[Mutation]:
         yield Mutation(f"{name} renamed", (*words, "x"), partial(_move, name=name, to=f"x.{name}"))
         for label, make in _TENSOR_EDITS.items():
             yield Mutation(f"{name} {label}", words, partial(_replace, name=name, make=make))
+        other = names[(names.index(name) + 1) % len(names)]
+        if head.tensors[other].shape != head.tensors[name].shape:
+            last = vllm_name(other).rsplit(".", 1)[0]
+            yield Mutation(f"{name} and {other} swapped", (*words, last), partial(_swap, name=name, other=other))
 
 
 def _fill_last(tensor: torch.Tensor, value: float) -> torch.Tensor:
@@ -75,6 +80,10 @@ def _replace(head: Written, name: str, make: Callable[[torch.Tensor], torch.Tens
 
 def _move(head: Written, name: str, to: str) -> None:
     head.tensors[to] = head.tensors.pop(name)
+
+
+def _swap(head: Written, name: str, other: str) -> None:
+    head.tensors[name], head.tensors[other] = head.tensors[other], head.tensors[name]
 
 
 def _link(path: Path, to: str | Path) -> None:

@@ -14,7 +14,7 @@ from peagle_vllm.heads.head import read_head
 from tests.heads.test_selector import sharpened
 from tests.heads.writers import SERVED, TARGET, Written, speculators
 
-REPO, COMMIT = "some/head", "a" * 40
+REPO, COMMIT, NEWER = "some/head", "a" * 40, "b" * 40
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +44,7 @@ def hub_of(head: Written, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list
     monkeypatch.setattr(
         huggingface_hub, "get_safetensors_metadata", lambda *a, revision: revisions.append(revision) or headers
     )
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda *a, **k: SimpleNamespace(sha=folder.name))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *a, **k: str(folder / "config.json"))
     return revisions
 
@@ -80,7 +81,7 @@ def test_the_hub_gives_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     A branch may move between two requests, so the headers are those of the config's commit, which ``inspect`` names.
     """
-    revisions = hub_of(SERVED["aws"](), monkeypatch, tmp_path / "snapshots" / COMMIT)
+    revisions = hub_of(SERVED["aws"](), monkeypatch, tmp_path / "snapshots" / NEWER)
     asked: list[tuple] = []
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: asked.append((a, k)) or str(tmp_path))
     speculators().save(cache(tmp_path))  # main, as it was when it was fetched
@@ -90,8 +91,8 @@ def test_the_hub_gives_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert (head.name, head.folder) == (REPO, None)
     assert head.array("mask_hidden") is None
     assert check_pair(head, TARGET, num_speculative_tokens=5) == [] == asked
-    assert revisions == [head.commit] == [COMMIT]
-    assert report(head, [])["speculative_config"]["revision"] == COMMIT
+    assert revisions == [head.commit] == [NEWER]
+    assert report(head, [])["speculative_config"]["revision"] == NEWER
     assert download(REPO, "main") == tmp_path
     (((name,), options),) = asked
     assert (name, options["revision"]) == (REPO, "main")

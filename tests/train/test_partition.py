@@ -11,9 +11,8 @@ import torch
 from speculators.losses import resolve_loss_config
 from torch.utils._pytree import tree_leaves
 
-from peagle_tools.train.draft_model import PEagleDraftModel
 from tests.support.operations import Operations
-from tests.train.heads import CONFIGS, LOSS, Shape, batch, config_of, furthest, pair, step
+from tests.train.heads import CONFIGS, LOSS, Shape, batch, furthest, pair, step
 
 LIMITS = {"fp32": (torch.float32, 1e-5), "fp64": (torch.float64, 1e-10)}
 # Lengths of documents, supervised positions, padding.
@@ -66,20 +65,6 @@ def test_loss_and_metrics_are_the_librarys() -> None:
         loss, metrics = parts(**given, **options, chunk_rows=16)[1:]
     for part, wanted_part in zip((*actual, {"loss": loss}, metrics), (*wanted, *wanted[:2]), strict=True):
         assert furthest(part, wanted_part) < 1e-5
-
-
-def test_positions_of_longrope_are_those_of_the_head_whatever_the_padding() -> None:
-    config = config_of(Shape())
-    factors = {"short_factor": [1.0, 1.0], "long_factor": [4.0, 4.0], "original_max_position_embeddings": 16}
-    config.transformer_layer_config.rope_parameters = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
-    head, padded = PEagleDraftModel(config), batch([12], [*range(2, 12)], torch.float32, 30)
-    for weight in head.parameters():
-        torch.nn.init.normal_(weight, std=0.3)
-    losses = [
-        step(head, given, 0, num_depths=2, down_sample_ratio=1.0, down_sample_ratio_min=1.0, loss_config=LOSS)[0]
-        for given in (padded, {name: tensor[:, :12] for name, tensor in padded.items()})
-    ]
-    assert furthest(*losses) < 1e-6
 
 
 def largest(tokens: int, num_depths: int) -> int:

@@ -173,12 +173,12 @@ def test_nothing_is_learned_of_held_out_conversations(tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="2 answers are too few: 1 are held out; add prompts"):
         steps.data(config)
     full = {"primary_id": "c", "input_ids": [6, 7, 8], "loss_mask": [0, 1, 1], "finish_reason": "length"}
-    write_lines(answers_of(config), [*rows, full])  # the context ended it, which vLLM takes a token less of
+    write_lines(answers_of(config), [full, *rows])  # the context ended it, and vLLM takes no prompt as long
     full_disk = patch.object(ArrowWriter, "write", side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with full_disk, pytest.raises(ToolError, match=r"data cannot be written \(No space left on device\); nothing is"):
         steps.data(config)
-    assert "3 documents, 6 tokens, the longest 2, 1 held out; 1 more of held-out" in steps.data(config)
-    assert load_from_disk(str(config.data_folder)).with_format(None)["input_ids"] == [[4, 5], [6, 7], [1, 2]]
+    assert "2 documents, 4 tokens, the longest 2, 1 held out; 2 more of held-out" in steps.data(config)
+    assert load_from_disk(str(config.data_folder)).with_format(None)["input_ids"] == [[4, 5], [1, 2]]
 
 
 def test_answers_to_prompts_that_are_gone_are_refused(tmp_path: Path) -> None:

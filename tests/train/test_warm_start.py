@@ -54,10 +54,12 @@ def test_a_head_goes_on_with_more_layers_and_drafts_the_same(tmp_path: Path) -> 
 
 def test_it_learns_of_a_target_whose_last_norm_scales_by_one_more(tmp_path: Path) -> None:
     """As Gemma's and Qwen3-Next's do."""
-    file = toy_run(tmp_path / "run")
+    file = toy_run(tmp_path / "run", head={"layers": 1, "init": "target"})
     config = tmp_path / "run/target/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "qwen3_next"}))
-    norm, states = begin(file)[0].verifier_norm, torch.randn(4, 16)
+    head, states = begin(file)[0], torch.randn(4, 16)
+    norm = head.verifier_norm
+    torch.testing.assert_close(head.norm.weight, 1 + norm.weight)
     plain = torch.nn.functional.rms_norm(states, states.shape[-1:], eps=1e-6)
     torch.testing.assert_close(norm(states), plain * (1 + norm.weight), rtol=1e-3, atol=1e-3)
 

@@ -66,9 +66,7 @@ def run(
 
 
 @app.command()
-def report(
-    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="Folder of a sweep.")],
-) -> None:
+def report(results: Annotated[Path, typer.Argument(metavar="RESULTS", help="Folder of a sweep.")]) -> None:
     """Write RESULTS/report.md: ratios with their noise, every cell, the best K."""
     check_extra()
     with one_line_errors():

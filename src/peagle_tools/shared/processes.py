@@ -86,9 +86,7 @@ def how_it_ended(returncode: int) -> str:
 
 
 # A prefix of vLLM's log lines: "(EngineCore pid=12) [rank0]: ERROR 11-21 03:00:00 [core.py:1] ".
-PREFIX = re.compile(
-    r"^(?:\(.*?pid=\d+\)\s*)?(?:\[rank\d+\]:\s*)?(?:(?:ERROR|INFO|WARNING) [\d-]+ [\d:]+ \[[^\]]*\]\s*)?"
-)
+PREFIX = re.compile(r"^(?:\(.*?pid=\d+\)\s*)?(?:\[rank\d+\]:\s*)?(?:(?:ERROR|INFO|WARNING) [\d-]+ [\d:]+ \[.*?\]\s*)?")
 VALUE_ERROR = re.compile(r"^Value error, (?P<reason>.*?)(?: \[type=.*)?$")  # the second line of pydantic's message
 ERROR = re.compile(r"^(?P<reason>[A-Za-z_][\w.]*(?:Error|Exception|Refused\w*|Interrupt|Exit)\b:? ?.*)")
 DIED = re.compile(r"^(?P<reason>.*\b(?:died|Killed|out of memory|SIGKILL)\b.*)")

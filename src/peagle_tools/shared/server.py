@@ -16,7 +16,8 @@ from peagle_tools.shared import processes
 
 HOST = "127.0.0.1"
 # A proxy of the environment does not reach this machine's servers; clients in processes started here inherit this.
-os.environ["no_proxy"] = ",".join(filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), HOST)))
+if (hosts := os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "") != "*":
+    os.environ["no_proxy"] = f"{hosts},{HOST}".lstrip(",")
 # `vllm serve` is the same server. vLLM's CPU build has no working `vllm` command (it reads the version of a
 # distribution named `vllm`); use the command here once it works.
 COMMAND = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]

@@ -126,9 +126,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         inputs = self._layer_input(torch.cat([input_ids, mask_id], 1), torch.cat([hidden_states, mask_hidden], 1))
         states, mask_row = inputs[:, :num_tokens], inputs[:, num_tokens:]  # all mask rows have one input
         positions = torch.arange(num_tokens, device=states.device)
-        # With the head's last position, which no row has: longrope and dynamic go by the largest one.
-        last = positions.new_tensor([self.config.transformer_layer_config.max_position_embeddings - 1])
-        rotary = self.rotary_emb(states, torch.cat([positions, last])[None])
+        rotary = self.rotary_emb(states, positions[None])
 
         def run(layer: torch.nn.Module, states: Tensor, attention: Any, position: Tensor) -> Tensor:
             embeddings = tuple(part[:, position] for part in rotary)

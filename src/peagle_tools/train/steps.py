@@ -133,16 +133,21 @@ def data(config: Config) -> str:
     are_finished = ["metadata" not in row for row in read_lines(file)]
     if not all(are_finished):
         raise ToolError(f"{file}: is not finished; `peagle-vllm train answers` continues it")
-    held_out = {row["primary_id"] for row in islice(read_lines(file), num_held)}  # conversations, learned from nowhere
+
+    def rows() -> Iterator[dict[str, Any]]:
+        """Without answers that fill the context, and end there: vLLM takes no prompt as long, and `states` would."""
+        for row in read_lines(file):
+            was_cut = row.get("finish_reason") == "length" and sum(row["loss_mask"]) < config.data.max_tokens
+            if not was_cut and len(row["input_ids"]) != config.engine.get("max_model_len"):
+                yield row
+
+    held_out = {row["primary_id"] for row in islice(rows(), num_held)}  # conversations, learned from nowhere
 
     def documents() -> Iterator[dict[str, Any]]:
-        learned = (row for row in read_lines(file) if row["primary_id"] not in held_out)
-        for row in chain(learned, islice(read_lines(file), num_held)):
-            # Without the last token of one that fills the context: vLLM takes no such prompt.
-            was_cut = row.get("finish_reason") == "length" and sum(row["loss_mask"]) < config.data.max_tokens
-            end = -1 if was_cut or len(row["input_ids"]) == config.engine.get("max_model_len") else None
-            ids, mask = row["input_ids"][:end], row["loss_mask"][:end]
-            yield {"input_ids": ids, "loss_mask": mask, "seq_len": len(ids)}
+        learned = (row for row in rows() if row["primary_id"] not in held_out)
+        for row in chain(learned, islice(rows(), num_held)):
+            ids = row["input_ids"]
+            yield {"input_ids": ids, "loss_mask": row["loss_mask"], "seq_len": len(ids)}
 
     lengths, num_answers = [row["seq_len"] for row in documents()], len(are_finished)
     if len(lengths) <= num_held:
@@ -157,7 +162,8 @@ def data(config: Config) -> str:
         save_token_frequency_distribution(dataset, folder / "token_freq.pt")
         shutil.rmtree(folder / "cache")
     counts = f"{len(lengths)} documents, {sum(lengths)} tokens, the longest {max(lengths)}, {num_held} held out"
-    return f"{counts}; {num_answers - len(lengths)} more of held-out conversations are left out"
+    others = num_answers - len(lengths)
+    return f"{counts}; {others} more of held-out conversations, or as long as the context, are left out"
 
 
 def states(config: Config) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from speculators.models import utils
 from speculators.train import cli
 from speculators.utils.loading import load_model_layers
 
@@ -40,11 +41,7 @@ def check_init(config: Config) -> Head:
         raise ToolError(f"head.init: {faults[0]}")
     for key, ours, theirs in (
         ("layers", min(layers, head.num_layers), head.num_layers),
-        (
-            "aux_layers",
-            config.aux_layers,
-            [*aux_layers],
-        ),
+        ("aux_layers", config.aux_layers, [*aux_layers]),
         ("draft_vocab", config.head.draft_vocab or head.draft_vocab_size, head.draft_vocab_size),
     ):
         if ours != theirs:
@@ -120,6 +117,8 @@ def begin_as_target(head: PEagleDraftModel, target: str) -> None:
     modules = {"model.norm": head.norm} | {f"layers.{first + i}": layer for i, layer in enumerate(head.layers[1:])}
     names = [f"{name}.{weight}" for name, module in modules.items() for weight in module.state_dict()]
     weights = load_model_layers(names, target)
+    if utils.uses_gemma_style_final_norm(head.config):  # its norms scale by 1 + w
+        weights |= {name: weight + 1 for name, weight in weights.items() if name.endswith("norm.weight")}
     for name, module in modules.items():
         try:
             module.load_state_dict({weight: weights[f"{name}.{weight}"] for weight in module.state_dict()})

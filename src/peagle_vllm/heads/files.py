@@ -4,6 +4,7 @@ import json
 import math
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,23 +71,23 @@ def find(model: str, revision: str | None = None) -> Path | HeadFiles:
             return Path(model)
         import huggingface_hub as hub
 
-        # The hub is asked where it can be, as vLLM asks it for the weights: the cache may hold an earlier commit.
-        ask = hub.try_to_load_from_cache if hub.constants.HF_HUB_OFFLINE else hub.hf_hub_download
-        config = ask(model, "config.json", revision=revision)
-        if not isinstance(config, str):
-            raise OSError("it is not in the hub's cache, and HF_HUB_OFFLINE is set")
-        folder = Path(config).parent
-        if _has_weights(folder):
-            return folder
+        commit = revision
+        if not hub.constants.HF_HUB_OFFLINE:
+            with suppress(Exception):  # without a connection the cache is all there is
+                commit = hub.model_info(model, revision=revision).sha  # vLLM asks for weights so: a branch may move
+        cached = hub.try_to_load_from_cache(model, "config.json", revision=commit)
+        if isinstance(cached, str) and _has_weights(Path(cached).parent):
+            return Path(cached).parent
         if hub.constants.HF_HUB_OFFLINE:
-            raise OSError("its weights are not in the hub's cache, and HF_HUB_OFFLINE is set")
-        commit, tensors = commit_of(folder), {}
+            raise OSError("it is not in the hub's cache, and HF_HUB_OFFLINE is set")
+        config = Path(hub.hf_hub_download(model, "config.json", revision=commit))
+        commit, tensors = commit_of(config.parent), {}
         headers = hub.get_safetensors_metadata(model, revision=commit or revision)  # a branch may have moved since
         for file, header in headers.files_metadata.items():
             for name, info in header.tensors.items():
                 begin, end = info.data_offsets
                 tensors[name] = TensorInfo(name, tuple(info.shape), info.dtype, file, end - begin)
-        return HeadFiles(model, read_json(folder / "config.json"), tensors, commit)
+        return HeadFiles(model, read_json(config), tensors, commit)
     except HeadError:
         raise
     except Exception as error:  # the hub's client has many kinds

@@ -40,10 +40,8 @@ TYPES: dict[str, tuple[str, ...]] = {
 }
 # A text's positions are the same in every section of M-RoPE, so that plain RoPE is the same for it.
 OTHER_NAMES = {"mrope": "default", "su": "longrope"}
-ELSEWHERE = {  # where transformers and vLLM look for a field that is not in the object itself
-    THETA: (THETA, "rotary_emb_base"),
-    PARTIAL: (PARTIAL, "rotary_pct", "rotary_emb_fraction"),
-}
+# Where transformers and vLLM look for a field that is not in the object itself.
+ELSEWHERE = {THETA: (THETA, "rotary_emb_base"), PARTIAL: (PARTIAL, "rotary_pct", "rotary_emb_fraction")}
 
 
 def rope_parameters(
