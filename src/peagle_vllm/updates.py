@@ -51,7 +51,7 @@ class HeadUpdates:
         ]
         # Written in place, because CUDA graphs read them. vLLM would lose a mask_hidden that comes in an update.
         self._ours = {MASK_HIDDEN: model.mask_hidden} | (named_tensors(selector) if selector else {})
-        if model.draft_id_to_target_id is not None:  # vLLM keeps buffers alone when it sleeps at level 2
+        if model.draft_id_to_target_id is not None:  # of a head, sleep at level 2 keeps only buffers
             model.register_buffer("d2t_to_keep", model.draft_id_to_target_id.data, persistent=False)
         state = head_state(model)
         self._needed = {name for name in state.loaded_names if not any(optional in name for optional in OPTIONAL)}

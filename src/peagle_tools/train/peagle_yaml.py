@@ -49,7 +49,7 @@ class Data(Strict):
     sampling: dict[str, float] = Field(default_factory=lambda: {"temperature": 1.0, "top_p": 0.95}, strict=False)
     # Prompts that are measured with, as ``prompts``: what is near to one of them is dropped.
     apart_from: list[str] = Field(default_factory=list)
-    max_tokens: Positive = 1024  # of an answer at most; a conversation that has more ends
+    max_tokens: Positive = 1024  # of an answer at most; a conversation that is longer stops
     # Documents, the last ones of the data, that are never trained on: AL and loss are measured on them.
     held_out: Positive = 48
     # Of a vLLM server that writes prompts and answers, with its /v1; null starts one where a step needs it.

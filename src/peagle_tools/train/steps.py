@@ -135,7 +135,7 @@ def data(config: Config) -> str:
         raise ToolError(f"{file}: is not finished; `peagle-vllm train answers` continues it")
 
     def rows() -> Iterator[dict[str, Any]]:
-        """Without answers that fill the context, and end there: vLLM takes no prompt as long, and `states` would."""
+        """Without answers that the context cut off: vLLM takes no prompt of that length, which ``states`` needs."""
         for row in read_lines(file):
             was_cut = row.get("finish_reason") == "length" and sum(row["loss_mask"]) < config.data.max_tokens
             if not was_cut and len(row["input_ids"]) != config.engine.get("max_model_len"):

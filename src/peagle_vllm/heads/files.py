@@ -74,7 +74,7 @@ def find(model: str, revision: str | None = None) -> Path | HeadFiles:
         commit = revision
         if not hub.constants.HF_HUB_OFFLINE:
             with suppress(Exception):  # without a connection the cache is all there is
-                commit = hub.model_info(model, revision=revision).sha  # vLLM asks for weights so: a branch may move
+                commit = hub.model_info(model, revision=revision).sha  # a branch may have moved
         cached = hub.try_to_load_from_cache(model, "config.json", revision=commit)
         if isinstance(cached, str) and _has_weights(Path(cached).parent):
             return Path(cached).parent
