@@ -21,6 +21,7 @@ from benchmarks.parts import run_parts, states
 from peagle_tools.shared.atomic_files import write_whole
 
 RUNGS = {1: rung1, 2: rung2, 3: rung3, 4: rung4}
+KIND = "rung" if arms.HAS_GPU else "rehearsal"  # apart: some parts have the same name in both
 RESERVE = 40  # of the seconds: to end what still runs (15 at most), and for page and archive
 
 
@@ -29,11 +30,11 @@ def main() -> int:
     parser.add_argument("rung", type=int, choices=RUNGS, help="; ".join(f"{n}: {m.__doc__}" for n, m in RUNGS.items()))
     parser.add_argument("parts", nargs="*", metavar="PART", help="only the parts of these names")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="N", help="end within so long")
-    parser.add_argument("--out", type=Path, help="folder of results (default: bench-results/rung-RUNG)")
+    parser.add_argument("--out", type=Path, help=f"folder of results (default: bench-results/{KIND}-RUNG)")
     args = parser.parse_intermixed_args()
     for key in arms.NOT_INHERITED:
         os.environ.pop(key, None)
-    rung, folder = RUNGS[args.rung], args.out or arms.ROOT / f"bench-results/rung-{args.rung}"
+    rung, folder = RUNGS[args.rung], args.out or arms.ROOT / f"bench-results/{KIND}-{args.rung}"
     groups = rung.parts()
     every = [part for group in groups for part in group]
     if unknown := [name for name in args.parts if name not in (part.name for part in every)]:

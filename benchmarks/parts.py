@@ -57,8 +57,13 @@ def run_parts(groups: Sequence[Sequence[Part]], folder: Path, seconds: float = m
     deadline = time.monotonic() + seconds
     for group in groups:
         with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-            for _ in pool.map(lambda part: attempt(part, folder, deadline), group):
-                pass
+            try:
+                list(pool.map(lambda part: attempt(part, folder, deadline), group))
+            except BaseException:  # Ctrl+C reaches none of them: each is in a session of its own
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in psutil.Process().children():
+                    child.terminate()
+                raise
 
 
 def states(folder: Path) -> dict[str, dict[str, Any]]:
@@ -104,8 +109,10 @@ def logs(part: Part, folder: Path) -> list[Path]:
 
 
 def best(part: Part, folder: Path) -> list[dict[str, Any]]:
-    """The cells or tests that the try that got furthest has finished."""
-    return max(([*read_lines(file)] for file in folder.glob(f"{part.label}.*.jsonl")), key=len, default=[])
+    """The cells or tests of the try that is done, or else of the one that got furthest."""
+    tries = [[*read_lines(log.with_suffix(".jsonl"), must_exist=False)] for log in logs(part, folder)]
+    is_done = states(folder).get(part.name, {}).get("state") == "done"
+    return tries[0] if is_done else max(tries, key=len, default=[])
 
 
 TEST: dict[str, str] = {}  # of the test that runs, its first failure, or why it is skipped

@@ -348,10 +348,13 @@ def _fill_requests(block, target, out, sizes, IS_STATIC: tl.constexpr):
         tl.store(out.sample_pos + sample, tl.where(drafts, p_last + 1 + i, 0), mask=in_range)
         tl.store(out.sample_idx_mapping + sample, tl.where(drafts, idx, -1), mask=in_range)
     mine = live & (idx >= 0)
-    tl.store(out.temperature + idx, tl.load(target.temperature + idx, mask=mine), mask=mine)
-    tl.store(out.seeds + idx, tl.load(target.seeds + idx, mask=mine), mask=mine)
-    tl.store(out.top_k + idx, tl.load(target.top_k + idx, mask=mine), mask=mine)
-    tl.store(out.top_p + idx, tl.load(target.top_p + idx, mask=mine), mask=mine)
+    # Model Runner V2 has them in the host's memory: four loads in flight, not one after another.
+    temperature, seed = tl.load(target.temperature + idx, mask=mine), tl.load(target.seeds + idx, mask=mine)
+    top_k, top_p = tl.load(target.top_k + idx, mask=mine), tl.load(target.top_p + idx, mask=mine)
+    tl.store(out.temperature + idx, temperature, mask=mine)
+    tl.store(out.seeds + idx, seed, mask=mine)
+    tl.store(out.top_k + idx, top_k, mask=mine)
+    tl.store(out.top_p + idx, top_p, mask=mine)
 
 
 @triton.jit

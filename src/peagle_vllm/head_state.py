@@ -14,13 +14,12 @@ class PEagleState:
     """Of one ``Eagle3LlamaForCausalLM`` or ``Eagle3Qwen3ForCausalLM``.
 
     Attributes:
-        loaded_names: tensors of the first load; empty for dummy weights.
-        own_modules: (parent, name, module) of what vLLM may replace by the target's after the first load.
+        own_modules: (parent, name, module) of what vLLM may replace by the target's after the first load; empty for
+            dummy weights.
         updates: set once the drafter has the head.
         has_vllm_top_k: whether vLLM's ``get_top_k_tokens`` runs here; None until it was tried.
     """
 
-    loaded_names: set[str] = field(default_factory=set)
     own_modules: list[tuple["nn.Module", str, "nn.Module"]] = field(default_factory=list)
     updates: "HeadUpdates | None" = None
     has_vllm_top_k: bool | None = None

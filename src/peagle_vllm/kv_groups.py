@@ -23,13 +23,18 @@ def own_windows(vllm_config: VllmConfig) -> Iterator[None]:
     """Load a head under this: its layers see what its own config says.
 
     Where every layer of the target slides, vLLM gives its window to each layer that names none, the head's too, until
-    a draft model has a cache config of its own.
+    a draft model has a cache config of its own. So it does with the dtype of a sparse latent attention, which no layer
+    of a head can have; and what a quantized head says of its KV becomes the target's.
     """
-    cache_config = vllm_config.cache_config
-    window, cache_config.sliding_window = cache_config.sliding_window, None
+    cache_config, spec = vllm_config.cache_config, vllm_config.speculative_config
+    dtype, window, cache_config.sliding_window = cache_config.cache_dtype, cache_config.sliding_window, None
+    if dtype.endswith("_ds_mla") and spec.kv_cache_dtype is None:
+        spec.kv_cache_dtype = "auto"
     try:
         yield
     finally:
+        if cache_config.cache_dtype != dtype:
+            spec.kv_cache_dtype, cache_config.cache_dtype = cache_config.cache_dtype, dtype
         cache_config.sliding_window = window
 
 

@@ -11,6 +11,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from peagle_kernels.select_candidates import CandidateSelector
 from peagle_vllm.head_state import head_state
+from peagle_vllm.heads.config import TENSORS
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.selector import named_tensors
 from peagle_vllm.serving import RefusedError, logger, on_all_ranks, warn_once
@@ -54,7 +55,8 @@ class HeadUpdates:
         if model.draft_id_to_target_id is not None:  # of a head, sleep at level 2 keeps only buffers
             model.register_buffer("d2t_to_keep", model.draft_id_to_target_id.data, persistent=False)
         state = head_state(model)
-        self._needed = {name for name in state.loaded_names if not any(optional in name for optional in OPTIONAL)}
+        names = getattr(self._config.hf_config, TENSORS, ())
+        self._needed = {name for name in names if not any(optional in name for optional in OPTIONAL)}
         self._arrived: set[str] = set()
         self._staged: dict[str, torch.Tensor] = {}
         self._state = UpdateState.DRAFTING

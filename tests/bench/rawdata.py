@@ -20,6 +20,8 @@ def raw(kind: str, k: int, concurrency: int, *, noise: float = 1.0, prompts: int
     times = {"ttft": 0.02 * noise, "tpot": tpot}
     counts = {
         "spec_decode_acceptance_length": 1 + sum(accepted) / drafts,
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_accepted_tokens": sum(accepted),
         "spec_decode_per_position_acceptance_rates": [count / drafts for count in accepted],
     }
     return {

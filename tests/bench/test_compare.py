@@ -7,7 +7,6 @@ from typer.testing import Result
 
 from peagle_tools.bench.cells import Cell, Results, read_results
 from peagle_tools.bench.compare import compare
-from peagle_tools.bench.metrics import AL
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared.errors import ToolError
 from tests.bench import synthetic
@@ -39,7 +38,7 @@ HERE = "P-EAGLE K=7, prompts, c=4"
 
 def accepted(share: float):
     """Other acceptance, and nothing else."""
-    return lambda data: data.update(spec_decode_acceptance_length=1 + share * (data[AL] - 1))
+    return lambda data: data.update(spec_decode_accepted_tokens=share * data["spec_decode_accepted_tokens"])
 
 
 def times(name: str, factor: float):
@@ -109,8 +108,9 @@ def test_results_that_are_not_comparable(tmp_path: Path, suite: Suite) -> None:
         compare(before, results(tmp_path / "b", suite, gpu="1 x H200"))
     dataset = suite.datasets["prompts"].model_copy(update={"output_tokens": 32})
     shorter = suite.model_copy(update={"datasets": {"prompts": dataset}})
-    with pytest.raises(ToolError, match="other prompts or lengths"):
-        compare(before, results(tmp_path / "c", shorter, gpu="1 x B200"))
+    for name, other in (("c", shorter), ("d", suite.model_copy(update={"temperature": 1.0}))):
+        with pytest.raises(ToolError, match="other target, temperature, prompts or lengths"):
+            compare(before, results(tmp_path / name, other, gpu="1 x B200"))
 
 
 def test_unreadable_results(tmp_path: Path, suite: Suite) -> None:

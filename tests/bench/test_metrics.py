@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-from peagle_tools.bench.metrics import without_speculation
+from peagle_tools.bench.metrics import AL, metric, without_speculation
 from peagle_tools.shared.acceptance import Acceptance, Answer, by_repeated, read_engine
 
 
@@ -22,6 +22,12 @@ def test_an_engines_counters() -> None:
     assert after.since(before) == Acceptance(10, (8, 6, 3))
     assert after.since(read_engine(engine())) == after
     assert (read_engine(engine()).length, read_engine(engine()).shares) == (1.0, ())
+
+
+def test_steps_without_drafts_count() -> None:
+    """n-gram's: 10 answers of 64 tokens in 345 steps, 112 of them with drafts. vLLM says 3.54."""
+    cell = {"output_lens": [64] * 10, "spec_decode_num_drafts": 112, "spec_decode_accepted_tokens": 285, AL: 3.54}
+    assert metric(cell, AL) == 1 + 285 / 345 and metric({"output_lens": [64]}, AL) == 1
 
 
 def test_the_base_is_the_fastest_arm_without_speculation() -> None:

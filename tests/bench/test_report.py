@@ -68,7 +68,7 @@ def test_what_should_not_be_is_warned_about(tmp_path: Path, suite: Suite) -> Non
     def edit(cell, data) -> None:
         if (cell.arm, cell.k, cell.concurrency) == ("P-EAGLE", 7, 4):
             data["generated_texts"][0] = "another"
-            data["spec_decode_acceptance_length"] = 1.7
+            data["spec_decode_accepted_tokens"] = 700
 
     text = report(synthetic.write(tmp_path / "r", suite, spread=0, edit=edit))
     assert text.split("## Warnings\n\n")[1].split("\n\n")[0].splitlines() == [

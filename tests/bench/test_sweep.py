@@ -130,6 +130,11 @@ def test_a_server_that_fails(trial: Trial, standin: str, client: str, is_ok: lis
     assert f"  its log: {log}\n" in output and log.exists()
 
 
+def test_a_prefix_cache_that_is_not_emptied(trial: Trial) -> None:
+    trial.change("    k: [3]\n", '    k: [3]\n    environment: {STANDIN: "full"}\n')
+    assert trial.run(1).count("FAILED: the server did not empty its prefix cache: its blocks are in use") == 4
+
+
 def test_a_client_that_fails_and_then_does_not(trial: Trial) -> None:
     trial.change("repeats: 2", "repeats: 1")
     assert "the same command tries them again" in trial.run(1, STANDIN_CLIENT="fails", STANDIN_CLIENT_FOR_EAGLE="half")
@@ -174,6 +179,7 @@ def test_a_whole_sweep_is_continued_by_its_like_only(trial: Trial) -> None:
     prompts.write_text("{")
     assert "prompts.jsonl:1 is not valid JSON; write " in one_line(trial.run(2))
     prompts.write_text(text)
+    assert "begun with other variables (PEAGLE_VLLM_ACCEPT)" in one_line(trial.run(2, PEAGLE_VLLM_ACCEPT="gate"))
     sweep = trial.results / "sweep.json"
     sweep.write_text(sweep.read_text().replace('"torch": "', '"torch": "another'))
     assert "begun with other versions (torch)" in one_line(trial.run(2))

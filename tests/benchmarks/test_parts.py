@@ -1,5 +1,7 @@
 """A rung's parts with stand-ins: killed, run again, cut off, side by side."""
 
+import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,6 +63,33 @@ def test_a_part_that_is_killed_keeps_what_it_finished(tmp_path: Path):
     assert state["drafts"]["state"] == "failed" and len(best(drafts, results)) == 2
     text = page(SimpleNamespace(NOTES="", goals=lambda cells: (), tables=lambda cells: ()), [drafts], results)
     assert "drafts: 1 of 2 tests passed, 12 draft rows" in text and "test_two: AssertionError: rows differ" in text
+
+
+def test_a_try_that_passes_replaces_longer_ones(tmp_path: Path):
+    results, file = tmp_path / "results", tmp_path / "test_it.py"
+    part, count = Part("drafts", (*PYTEST, str(file)), 60), "import pytest\n@pytest.mark.parametrize('n', range({}))\n"
+    for number, body in ((3, "assert False"), (2, "pass")):
+        file.write_text(count.format(number) + f"def test(n):\n    {body}\n")
+        run_parts([[part]], results)
+        assert len(best(part, results)) == number
+    assert states(results)["drafts"]["state"] == "done"
+
+
+def two_that_hang(folder: str):
+    hangs = call(cells, go=f"{folder}/never")
+    run_parts([[Part("a", hangs), Part("b", hangs)]], Path(folder, "results"))
+    yield {}
+
+
+def test_ctrl_c_ends_the_parts(tmp_path: Path):
+    """A job in the background starts its children with SIGINT ignored, and they would keep to that."""
+    own = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), "cwd": benchmarks.arms.ROOT}
+    process = psutil.Popen([sys.executable, "-m", *call(two_that_hang, folder=str(tmp_path))], **own)
+    while len(list(tmp_path.glob("results/*.jsonl"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) and {row["state"] for row in states(tmp_path / "results").values()} == {"failed"}
 
 
 def test_a_slice_or_a_limit_ends_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -41,8 +41,9 @@ def test_why_vllm_does_not_load_the_plugin(monkeypatch: pytest.MonkeyPatch) -> N
     for plugins, state in (("other, peagle", "left out by"), ("other,peagle", "loaded by vLLM")):
         monkeypatch.setenv("VLLM_PLUGINS", plugins)
         assert plugin_state().startswith(state)
-    monkeypatch.setenv("PEAGLE_VLLM_DISABLE", "1")
-    assert plugin_state() == "switched off by PEAGLE_VLLM_DISABLE=1"
+    for value, state in (("0", "loaded by vLLM"), ("true", "switched off by PEAGLE_VLLM_DISABLE=true")):
+        monkeypatch.setenv("PEAGLE_VLLM_DISABLE", value)
+        assert plugin_state() == state
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
     assert plugin_state().startswith("not installed as an entry point")
 

@@ -1,6 +1,7 @@
 """How many KV cache groups a head makes of its target's."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -44,6 +45,20 @@ def test_a_windowed_head_makes_no_groups_of_latent_attention():
     model.attn = layers["head"]
     keep_windows_whole(model, Mock(compilation_config=Mock(static_forward_context=layers)))
     assert "get_kv_cache_spec" in vars(layers["head"])
+
+
+def test_the_cache_of_target_and_head_may_differ_in_dtype():
+    """vLLM writes the dtype of a sparse latent attention, and of a quantized head's KV, into one config for both."""
+    prepare_process()
+    from peagle_vllm.kv_groups import own_windows
+
+    for of_target, of_head, loaded in (("fp8_ds_mla", "fp8_ds_mla", "auto"), ("auto", "fp8", "fp8")):
+        cache = SimpleNamespace(cache_dtype=of_target, sliding_window=8)
+        config = SimpleNamespace(cache_config=cache, speculative_config=SimpleNamespace(kv_cache_dtype=None))
+        with own_windows(config):
+            cache.cache_dtype = of_head
+        assert (cache.cache_dtype, cache.sliding_window) == (of_target, 8)
+        assert config.speculative_config.kv_cache_dtype == loaded
 
 
 def test_where_a_head_splits_the_groups_the_log_says_so(tmp_path: Path, warned):

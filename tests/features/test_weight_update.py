@@ -73,6 +73,21 @@ def test_the_draft_vocabulary_stays_when_vllm_sleeps(live: Engine, target: Path,
     serve_exactly(live, REQUESTS, Reference(target, heads[0]))
 
 
+@pytest.mark.parametrize("draft_vocab", [200, VOCAB])
+def test_a_head_that_begins_with_dummy_weights(target: Path, tmp_path: Path, draft_vocab: int):
+    """It shares no module with its target for that, and takes a whole head only."""
+    head = write_head(tmp_path / "head", target, HeadSpec(draft_vocab=draft_vocab, own_embeddings=True, seed=3))
+    dummy = (("draft_load_config", {"load_format": "dummy"}),)
+    live = updatable(Settings(target, head, k=K, max_model_len=96, speculative=dummy, llm=(TRANSFER,)))
+    part = load_file(head / "model.safetensors")
+    del part["mask_hidden"]
+    save_file(part, tmp_path / "part")
+    with pytest.raises(RefusedError, match="lacks mask_hidden"):
+        update(live, tmp_path / "part")
+    update(live, *files(head))
+    serve_exactly(live, REQUESTS, Reference(target, head))
+
+
 def test_pipeline_stages_without_the_head(live: Engine):
     """Each of them would fail, the last one begin, and never end."""
     from vllm.v1.worker.gpu_worker import Worker
@@ -216,7 +231,9 @@ def test_a_quantized_copy_of_the_targets_lm_head_leaves_the_head(monkeypatch: py
     except ImportError:  # vLLM 0.32 has no such copies
         monkeypatch.setattr(updates, "_quantized_copies", lambda: [(quantized, target.lm_head)])
     monkeypatch.setattr(updates, "on_all_ranks", bool)
-    config: Any = SimpleNamespace(speculative_config=SimpleNamespace(draft_model_config=None))
+    config: Any = SimpleNamespace(
+        speculative_config=SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=None))
+    )
     served, loaded = updates.HeadUpdates(head, target, None, config), []
     served.begin()
     assert "lm_head" not in head._modules

@@ -10,6 +10,14 @@ from peagle_vllm.heads.fields import field_faults, vllm_fields
 from peagle_vllm.heads.head import read_head
 from tests.heads.writers import SERVED
 
+
+def test_windows_that_trainers_copy_from_the_target_are_none(tmp_path: Path):
+    head = SERVED["nemo"]()
+    head.config |= {"layer_types": ["sliding_attention"] * head.config["num_hidden_layers"], "sliding_window": 128}
+    fields = vllm_fields(read_head(head.save(tmp_path)))
+    assert fields["layer_types"] is fields["sliding_window"] is None
+
+
 LINEAR = {"rope_type": "linear", "factor": 4}
 
 

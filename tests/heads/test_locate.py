@@ -1,5 +1,8 @@
 """Where a head is found: a folder, the cache, the hub's headers, or nowhere, with the reason."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,6 +70,14 @@ def test_a_cached_head_is_its_snapshot(shards: int, tmp_path: Path):
             find(REPO, revision)
 
 
+def test_the_hubs_client_is_loaded_as_far_as_is_needed(tmp_path: Path):
+    """In a process that has imported nothing of it."""
+    speculators().save(cache(tmp_path))
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
+    command = [sys.executable, "-m", "peagle_tools.cli", "inspect", REPO]
+    assert subprocess.run(command, env=env, capture_output=True, check=False).returncode == 0
+
+
 def test_a_cached_head_without_its_selector_is_not_whole(tmp_path: Path):
     """vLLM fetches what the index names, which leaves the selector out."""
     folder = sharpened(SERVED["vllm-llama"](), cache(tmp_path))
@@ -81,7 +92,7 @@ def test_the_hub_gives_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     A branch may move between two requests, so the headers are those of the config's commit, which ``inspect`` names.
     """
-    revisions = hub_of(SERVED["aws"](), monkeypatch, tmp_path / "snapshots" / NEWER)
+    revisions = hub_of(SERVED["aws"](), monkeypatch, tmp_path / "models--some--head/snapshots" / NEWER)
     asked: list[tuple] = []
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: asked.append((a, k)) or str(tmp_path))
     speculators().save(cache(tmp_path))  # main, as it was when it was fetched

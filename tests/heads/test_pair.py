@@ -16,9 +16,10 @@ from tests.heads.judging import AUX_KEY, only, problems
 from tests.heads.writers import HIDDEN, MASK_TOKEN, TARGET, VOCAB
 
 
-def test_a_quantized_head_has_no_problem(tmp_path: Path):
+@pytest.mark.parametrize("place", ["config", "layer_config"])
+def test_a_quantized_head_has_no_problem(tmp_path: Path, place: str):
     head = writers.speculators()
-    head.layer_config["quantization_config"] = {"quant_method": "compressed-tensors"}
+    getattr(head, place)["quantization_config"] = {"quant_method": "compressed-tensors"}
     head.tensors = {n.replace("_proj.weight", "_proj.weight_packed"): t for n, t in head.tensors.items()}
     assert problems(head, tmp_path) == []
 

@@ -25,7 +25,9 @@ def test_mask_token_order(tmp_path: Path):
     from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 
     head = SERVED["vllm-llama"]()
-    head.config |= {key: place for place, key in enumerate(MASK_TOKEN_KEYS)}
+    head.config |= {key: place for place, key in enumerate(MASK_TOKEN_KEYS)} | {"dflash_config": {"mask_token_id": 9}}
+    assert read_head(head.save(tmp_path)).mask_token_id == get_parallel_drafting_token_id(vllms_config(tmp_path)) == 9
+    del head.config["dflash_config"]
     for place, key in enumerate(MASK_TOKEN_KEYS):
         read = read_head(head.save(tmp_path))
         assert (read.mask_token_id, read.mask_token_key) == (place, key)

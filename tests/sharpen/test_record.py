@@ -82,7 +82,7 @@ def write_int8(folder: Path) -> None:
         config_groups={"group_0": scheme}, format="int-quantized", ignore=["re:.*fc$"], quantization_status="compressed"
     )
     head = read(folder)
-    head.layer_config["quantization_config"] = how.model_dump(mode="json", exclude_none=True)
+    head.config["quantization_config"] = how.model_dump(mode="json", exclude_none=True)
     tensors = head.tensors
     for name in [name for name in tensors if name.endswith("_proj.weight") or name == "lm_head.weight"]:
         scale = tensors[name].float().abs().amax(1, keepdim=True) / 127

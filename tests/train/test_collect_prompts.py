@@ -40,6 +40,16 @@ def test_only_what_systems_and_users_said_is_kept(tmp_path: Path) -> None:
     }
 
 
+def test_what_the_assistant_said_does_not_matter(tmp_path: Path) -> None:
+    answers = [None, "", "<|begin_of_thought|>Hm", [{"type": "reasoning"}]]
+    asked = [{"role": "user", "content": "Why?"}]
+    rows = [{"messages": [*asked, {"role": "assistant", "content": answer}]} for answer in answers]
+    tool = [*asked, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+    lines, report = written(tmp_path, [*rows, {"messages": tool}])
+    assert [line["messages"] for line in lines] == [asked] and report["rows"]["duplicates"] == 3
+    assert list(report["unusable rows"]) == ['has "tool_calls"']
+
+
 def test_a_transcript_in_a_template_is_no_prompt(tmp_path: Path) -> None:
     """Another model's answer would be learned as what a user says."""
     text = "<|user|>Why?<|end|><|assistant|>So.<|end|>"

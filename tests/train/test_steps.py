@@ -165,9 +165,27 @@ def test_what_speculators_leaves_out_is_counted(tmp_path: Path, monkeypatch: pyt
         steps.states(config)
 
 
+def test_what_is_changed_of_speculators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that ended while the target reasoned is one, and a file may be written as slowly as the disk is."""
+    from peagle_tools.train import library
+
+    how = {"conv_id": "a", "sample_index": 0, "idx": 0, "endpoint": "", "sampling_params": {}, "detokenize": str}
+    message = {"content": None, "reasoning": "Let me see"}
+    reply = {"prompt_token_ids": [1], "choices": [{"message": message, "token_ids": [2], "finish_reason": "length"}]}
+    client, answering, ran = library.vllm_client, library.answering, []
+    monkeypatch.setattr(client.wait_for_lock_async, "__defaults__", (10.0, 0.1))
+    monkeypatch.setattr(answering, "_sample_from_response", library.sample_of)
+    monkeypatch.setattr(library, "app", lambda: ran.append(client.wait_for_lock_async.__defaults__))
+    with pytest.raises(ValueError, match="empty assistant generation"):
+        answering._sample_from_response(reply, **how)
+    library.main()
+    sample, said, _ = answering._sample_from_response(reply, **how)
+    assert (sample["input_ids"], said["content"], ran) == ([1, 2], " ", [(3600, 0.1)])
+
+
 def test_nothing_is_learned_of_held_out_conversations(tmp_path: Path) -> None:
     config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=1))
-    answers = [("a", [1, 2]), ("a", [1, 2, 3]), ("b", [4, 5])]
+    answers = [("a", [1, 2]), ("a", [1, 2, 3]), ("b", [4, 5]), ("d", [1, 2])]  # that of "d" begins as that of "a"
     rows = [{"primary_id": key, "input_ids": ids, "loss_mask": [0] * len(ids)} for key, ids in answers]
     write_lines(answers_of(config), rows[:2])
     with pytest.raises(ToolError, match="2 answers are too few: 1 are held out; add prompts"):
@@ -177,7 +195,7 @@ def test_nothing_is_learned_of_held_out_conversations(tmp_path: Path) -> None:
     full_disk = patch.object(ArrowWriter, "write", side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with full_disk, pytest.raises(ToolError, match=r"data cannot be written \(No space left on device\); nothing is"):
         steps.data(config)
-    assert "2 documents, 4 tokens, the longest 2, 1 held out; 2 more of held-out" in steps.data(config)
+    assert "2 documents, 4 tokens, the longest 2, 1 held out; 3 more of held-out" in steps.data(config)
     assert load_from_disk(str(config.data_folder)).with_format(None)["input_ids"] == [[4, 5], [1, 2]]
 
 
@@ -268,8 +286,7 @@ def test_too_small_a_disk_is_said_beforehand(config: Config, monkeypatch: pytest
 
 
 def test_requests_that_failed_can_be_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """speculators leaves out what failed, and ends well. It waits 10 seconds for a file, which is behind those of all
-    other documents in flight: few of them are."""
+    """speculators leaves out what failed, and ends well."""
     config = read_config(toy_run(tmp_path / "run", data={"concurrency": 512}))
     folder, asked = config.data_folder / "hidden_states", []
     folder.joinpath("hs_9.safetensors").rename(tmp_path / "hs_9.safetensors")

@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import weakref
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,19 @@ def test_a_full_disk_loses_one_interval(undisturbed: Any, tmp_path: Path, monkey
     assert result(file) == undisturbed[1]
 
 
+def test_a_signal_to_the_whole_group_saves_the_step(tmp_path: Path) -> None:
+    """Ctrl+C in a terminal, or torchrun's SIGTERM: processes that load documents stay."""
+
+    def interrupted(file: Path) -> None:
+        os.setsid()
+        at_step(pytest.MonkeyPatch(), 3, partial(os.killpg, 0, signal.SIGINT))
+        with pytest.raises(TryAgain, match="after step 3"):
+            train(file)
+
+    file = toy_run(tmp_path / "run", speculators={"num_workers": 2})
+    assert exit_code(in_child(interrupted, file)) == 0 and saved_steps(file) == {"step-3"}
+
+
 def test_a_loss_that_is_no_number_names_its_documents(tmp_path: Path) -> None:
     file = toy_run(tmp_path / "run")
     states = read_config(file).data_folder / "hidden_states/hs_7.safetensors"
@@ -237,6 +251,11 @@ def lose_states(data: Path) -> None:
     os.truncate(files[9], 200)
 
 
+def quantize_lm_head(data: Path) -> None:
+    file = data.parents[1] / "target/model.safetensors"
+    save_file(load_file(file) | {"lm_head.weight_scale": torch.ones(1)}, file)
+
+
 STAMPED = r"'aux_layers': \[1, 4, 6\], 'dtype': 'bfloat16'\}, where peagle.yaml has .*\[2, 4, 5\].*; put peagle.yaml"
 REFUSED = {
     "a mask token in use": ({"speculators": {"mask_token_id": 5}}, "mask_token_id: the target's .* uses 5 for 'w5'"),
@@ -251,6 +270,7 @@ REFUSED = {
     "its activation": ({"speculators": {"draft_hidden_act": "gelu"}}, "draft_hidden_act: cannot be set here"),
     "a ratio above 1": ({"speculators": {"scheduler_warmup_ratio": 2.0}}, "scheduler_warmup_ratio: is 2.0, and has"),
     "more drafts than tokens": ({"head": {"draft_vocab": 1000}}, "head.draft_vocab: 1000 are more than the target's"),
+    "a quantized output matrix": (quantize_lm_head, r"its lm_head is quantized \(lm_head.weight_scale\), which"),
     "its logger": ({"speculators": {"logger": "tensorboard"}}, "logger: tensorboard is not installed; pip install"),
 }
 

@@ -1,6 +1,7 @@
 """``bench compare A B``, the regression gate: what is worse in B, beyond noise. docs/bench.md has the rules."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -53,7 +54,7 @@ def compare(before: Results, after: Results, tolerance: float = 0.05) -> list[Ch
             continue
         b = new[label]
         if _work(before.sweep, a.dataset) != _work(after.sweep, a.dataset):
-            raise ToolError(f"{label}: other prompts or lengths in the two results: not comparable")
+            raise ToolError(f"{label}: other target, temperature, prompts or lengths: not comparable")
         worse = list(_losses(a, b, tolerance))
         if b.failed > a.failed:
             worse.append(f"{a.failed} repeats failed before, {b.failed} now")
@@ -66,8 +67,10 @@ def compare(before: Results, after: Results, tolerance: float = 0.05) -> list[Ch
 
 
 def _work(sweep: dict[str, Any], dataset: str) -> Any:
-    """The prompts and lengths that were measured."""
-    return sweep["suite"]["datasets"][dataset], sweep["prompts"].get(dataset)
+    """What was measured."""
+    suite = sweep["suite"]
+    target = Path(suite["target"]).name  # without the folder it is in
+    return target, suite["temperature"], suite["datasets"][dataset], sweep["prompts"].get(dataset)
 
 
 def _losses(a: Point, b: Point, tolerance: float) -> Iterator[str]:

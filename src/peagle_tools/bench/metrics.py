@@ -21,7 +21,11 @@ def metric(raw: dict[str, Any], name: str) -> float:
     """A metric of what vLLM wrote about a cell; NaN where nothing was sampled."""
     if name.endswith("_tpot_ms") and max(raw["output_lens"]) < 2:
         return math.nan  # vLLM writes 0
-    return raw.get(name, 1.0) if name == AL else raw[name]  # without a draft each step gives one token
+    if name == AL and (accepted := raw.get("spec_decode_accepted_tokens", 0)):
+        # vLLM's own leaves out the steps without drafts: those for which n-gram found none, or a schedule wanted none.
+        steps = sum(raw["output_lens"]) - len(raw["output_lens"]) - accepted
+        return 1 + accepted / max(raw["spec_decode_num_drafts"], steps)
+    return 1.0 if name == AL else raw[name]
 
 
 def number(value: float, form: str = ",.0f") -> str:

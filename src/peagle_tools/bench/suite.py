@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from peagle_tools.shared.checked_yaml import Strict
 
 HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval", "gsm8k": "openai/gsm8k"}
-SET_BY_THE_SWEEP = ("--host", "--port", "--model", "--served-model-name", "-sc")  # and all that begin with --spec
+SET_BY_THE_SWEEP = ("--host", "--port", "--model", "--served-model-name", "-sc", "--disable-log-stats")  # and --spec...
 
 
 def _model(name: str, info: ValidationInfo) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from peagle_tools.bench import client
 from peagle_tools.bench.cells import Cell, CellResult, read_cell, read_sweep
 from peagle_tools.bench.client import CellFailed, environment, serve_arguments
-from peagle_tools.bench.metrics import AL
+from peagle_tools.bench.metrics import AL, metric
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared import provenance
 from peagle_tools.shared.acceptance import Answer, by_repeated
@@ -71,11 +71,12 @@ class Sweep:
             "suite": self.suite.model_dump(mode="json"),
             "versions": provenance.versions(),
             "hardware": provenance.hardware(),
+            "variables": provenance.variables(),
             "prompts": {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()},
         }
         before = read_sweep(self.results) or now
         for what in now:
-            old, new = before[what], now[what]
+            old, new = before.get(what, {}), now[what]
             keys = [key for key in old | new if old.get(key) != new.get(key) and key not in CHANGE_NO_MEASUREMENT]
             if keys:
                 began = f"{self.results.name} was begun with other {what} ({', '.join(keys)})"
@@ -127,5 +128,5 @@ class Sweep:
         minutes = (time.monotonic() - self._began) / self._kept * self._left / 60
         which = f"[{len(self.cells) - self._left}/{len(self.cells)}] {result.cell.label}, repeat {result.cell.repeat}"
         text = f"{result.raw['output_throughput']:.0f} tokens/s" if result.ok else f"FAILED: {reason}"
-        text += f", AL {result.raw[AL]:.2f}" if AL in result.raw else ""
+        text += f", AL {metric(result.raw, AL):.2f}" if AL in result.raw else ""
         print(f"{which}: {text}; about {minutes:.0f} min left", flush=True)

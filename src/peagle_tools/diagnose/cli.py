@@ -64,6 +64,7 @@ def diagnose(
     setup = setup_of(source, model, k)
     changes = list(interventions(setup, source, model, special_tokens(read_tokens(target))))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # else a refusal comes without its reason
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # ``apply`` goes to vLLM's workers
     pair = Pair(target, source.name, measuring.ARGUMENTS | arguments)
     try:

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peagle_tools.shared.provenance import versions
+from peagle_tools.shared.provenance import VARIABLES, variables, versions
 from peagle_vllm import __version__
-from peagle_vllm.patches.fingerprint import ACCEPT, Report
+from peagle_vllm.patches.fingerprint import Report
+from peagle_vllm.plugin import is_disabled
 
-VARIABLES = ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", ACCEPT)
 DISABLE, PLUGINS, *_ = VARIABLES
 PLUGIN_NAME, LOADED = "peagle", "loaded by vLLM"
 
@@ -26,7 +26,7 @@ def plugin_state() -> str:
     plugins = os.environ.get(PLUGINS, PLUGIN_NAME)
     if PLUGIN_NAME not in plugins.split(","):  # as vLLM, which strips nothing
         return f"left out by {PLUGINS}={plugins}"
-    return f"switched off by {DISABLE}=1" if os.environ.get(DISABLE) == "1" else LOADED
+    return f"switched off by {DISABLE}={os.environ[DISABLE]}" if is_disabled() else LOADED
 
 
 _STYLES = {"holds": "green", "changed": "bold red", "accepted": "yellow"}
@@ -43,7 +43,7 @@ def show(console: Console, report: Report | None, *, with_environment: bool) -> 
         facts["looks like"] = f"{report.compared_with}{other}"
     if with_environment:
         facts |= {name: version for name, version in versions().items() if name in ("Python", "torch", "triton")}
-        facts |= {name: os.environ[name] for name in VARIABLES if name in os.environ}
+        facts |= variables()
         facts |= {"plugin": plugin_state()} if report is not None else {}
     grid = Table.grid(padding=(0, 2))
     for name, value in facts.items():

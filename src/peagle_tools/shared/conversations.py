@@ -39,11 +39,12 @@ class UnusableRow(ValueError):
         self.reason = reason
 
 
-def conversation(row: Any) -> Messages:
-    """The turns of a row, answers included: {role, content} with the roles system, user and assistant.
+def conversation(row: Any, *, with_answers: bool = True) -> Messages:
+    """The turns of a row: {role, content} with the roles system, user and assistant.
 
     Args:
         row: text, or an object as vLLM's and speculators' readers take it.
+        with_answers: else what the assistant said is left out, whatever it is.
 
     Raises:
         UnusableRow: it is none of these, uses tools or media, has no user's turn, or is in a chat template.
@@ -55,7 +56,8 @@ def conversation(row: Any) -> Messages:
     row = row["body"] if isinstance(row.get("body"), dict) else row  # a line for ``vllm run-batch``
     _check_keys(row)
     system = [{"role": "system", "content": row[key]} for key in SYSTEM if row.get(key)]
-    messages = [turn for turn in map(_turn, [*system, *_turns(row)]) if turn["content"] or turn["role"] != "system"]
+    turns = [turn for turn in [*system, *_turns(row)] if with_answers or not _is_answer(turn)]
+    messages = [turn for turn in map(_turn, turns) if turn["content"] or turn["role"] != "system"]
     for message in messages:
         text = message["content"]
         if match := IN_A_TEMPLATE.search(text):
@@ -92,15 +94,23 @@ def _turns(row: dict[str, Any]) -> list[Any]:
     raise UnusableRow(f'has no text as "prompt" and no turns as "messages", but {names}', "write one of them")
 
 
+def _role(turn: dict[str, Any]) -> Any:
+    """The one of ``ROLES`` if it is known, else as it is."""
+    name = turn["role"] if turn.get("role") is not None else turn.get("from")
+    return ROLES.get(name.lower(), name) if isinstance(name, str) else name
+
+
+def _is_answer(turn: Any) -> bool:
+    return isinstance(turn, dict) and _role(turn) == "assistant" and not turn.get("tool_calls")
+
+
 def _turn(turn: Any) -> dict[str, str]:
     if not isinstance(turn, dict):
         raise UnusableRow(f"has a turn that is {_kind(turn)}", 'write {"role": "user", "content": "..."}')
     _check_keys(turn)
-    name = turn["role"] if turn.get("role") is not None else turn.get("from")
-    content = turn["content"] if turn.get("content") is not None else turn.get("value")
-    role = ROLES.get(name.lower()) if isinstance(name, str) else None
-    if role is None:
-        raise UnusableRow(f"has a turn with the role {name!r}", "write system, user or assistant")
+    role, content = _role(turn), turn["content"] if turn.get("content") is not None else turn.get("value")
+    if role not in ROLES.values():
+        raise UnusableRow(f"has a turn with the role {role!r}", "write system, user or assistant")
     if isinstance(content, list) and content:
         content = "\n".join(map(_part, content))  # as vLLM joins them
     if not isinstance(content, str):

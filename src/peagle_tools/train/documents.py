@@ -2,7 +2,9 @@
 
 import gc
 import json
+import os
 from argparse import Namespace
+from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -65,7 +67,15 @@ def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, Dat
     pair = dataloader.create_train_val_loaders(**{name: options[name] for name in names if name in options})
     for loader in pair:
         loader.pin_memory = config.data.states == "files"
+        loader.worker_init_fn = partial(own_group, loader.worker_init_fn)
     return pair
+
+
+def own_group(begin: Callable[[int], None] | None, number: int) -> None:
+    """Of a loading process: a signal to the run's group, such as Ctrl+C, leaves it there while the step is saved."""
+    os.setpgid(0, 0)
+    if begin:
+        begin(number)
 
 
 def take_states(config: Config, rows: Dataset) -> None:

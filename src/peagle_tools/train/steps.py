@@ -22,9 +22,7 @@ from peagle_vllm.heads.target import read_target
 
 # In speculators' errors, what a second try would not change: a refused prompt, an answer without a token.
 FINAL = ("HTTP 400 ", "HTTP 413 ", "HTTP 422 ", "empty assistant generation")
-# Documents in flight to the server that writes hidden states: speculators gives up one whose file is not written 10
-# seconds after its answer, and the files of all that are in flight wait in one queue.
-MOST_STATES = 64
+MOST_STATES = 64  # documents in flight to the server that writes hidden states, which keeps them until they are written
 WIDE = {"COLUMNS": "500"}  # its logs would break an error's line
 
 
@@ -34,7 +32,8 @@ def speculators(words: list[str], log: Path, server: Server | None = None) -> No
     Raises:
         ToolError, TryAgain: it fails; one line with its reason.
     """
-    process = processes.start([sys.executable, "-m", "speculators", *words], cwd=Path.cwd(), env=WIDE, log=log)
+    command = [sys.executable, "-m", "peagle_tools.train.library", *words]
+    process = processes.start(command, cwd=Path.cwd(), env=WIDE, log=log)
     try:
         while (status := process.poll()) is None:
             if server:
@@ -141,10 +140,15 @@ def data(config: Config) -> str:
             if not was_cut and len(row["input_ids"]) != config.engine.get("max_model_len"):
                 yield row
 
-    held_out = {row["primary_id"] for row in islice(rows(), num_held)}  # conversations, learned from nowhere
+    def prompt(row: dict[str, Any]) -> list[int]:
+        return row["input_ids"][: len(row["loss_mask"]) - sum(row["loss_mask"])]
+
+    held = [*islice(rows(), num_held)]
+    held_out, asked = {row["primary_id"] for row in held}, [prompt(row) for row in held]  # learned from nowhere
 
     def documents() -> Iterator[dict[str, Any]]:
-        learned = (row for row in rows() if row["primary_id"] not in held_out)
+        others = (row for row in rows() if row["primary_id"] not in held_out)
+        learned = (row for row in others if prompt(row) not in asked)  # conversations may begin alike
         for row in chain(learned, islice(rows(), num_held)):
             ids = row["input_ids"]
             yield {"input_ids": ids, "loss_mask": row["loss_mask"], "seq_len": len(ids)}

@@ -2,9 +2,11 @@
 
 import gc
 import os
+import re
 import warnings
 from argparse import Namespace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import loguru
@@ -23,6 +25,7 @@ from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.selector_training import new_selector
 from peagle_tools.train.trainer import Trainer
+from peagle_vllm.heads.files import find, read_headers
 from peagle_vllm.heads.target import find_token, read_target, read_tokens, special_tokens
 
 # Of speculators' options: processes run mask rows different numbers of times, and would wait for each other's shards;
@@ -97,6 +100,7 @@ def to_options(config: Config) -> TrainConfig:
         ToolError, HeadError: a name or a value that speculators, the target, ``head.init`` or this machine has not.
     """
     head, step = config.head, config.step
+    check_output_matrix(config.target)
     ours: dict[str, Any] = {
         "speculator_type": "peagle",
         "seed": config.optimizer.seed,
@@ -161,6 +165,15 @@ def to_options(config: Config) -> TrainConfig:
         if not find_spec(name):
             raise ToolError(f"speculators.logger: {name} is not installed; pip install {name}, or leave it out")
     return options
+
+
+def check_output_matrix(target: str) -> None:
+    """ToolError for a quantized one: speculators would take the embeddings, or numbers without their scale."""
+    source = find(target)
+    for name in read_headers(source) if isinstance(source, Path) else source.tensors:
+        if re.search(r"\blm_head\.(qweight|weight_(packed|scale))", name):
+            what = f"its lm_head is quantized ({name}), which speculators cannot read"
+            raise ToolError(f"target: {target}: {what}; name one whose lm_head is not")
 
 
 def unused_token(target: str) -> int:

@@ -34,6 +34,8 @@ FAMILIES: dict[str, Family] = {
     "PeagleLlamaForCausalLM": "llama",
     "PeagleQwen3ForCausalLM": "qwen3",
 }
+QUANTIZED = ("quantization_config", "compression_config")
+TENSORS = "head_tensors"  # put on a served head's config: the names of its ``weights``
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")  # in the order in which vLLM looks for a mask token
 
 
@@ -70,7 +72,8 @@ def flat_config(config: Config, file: str, tensors: Mapping[str, TensorInfo]) ->
         has_norm = "layers.0.self_attn.q_norm.weight" in tensors
         # Without weights by model_type, which trainers copy from the target.
         is_qwen3 = has_norm if tensors else config.get("model_type") == "qwen3"
-        flat = {**config, "architectures": [OF_FAMILY["qwen3" if is_qwen3 else "llama"]]}
+        copied = ("layer_types", "sliding_window") if names else ()  # from the target: NeMo and SpecForge train without
+        flat = {**config, **dict.fromkeys(copied), "architectures": [OF_FAMILY["qwen3" if is_qwen3 else "llama"]]}
     else:
         prefixed = [n if n.startswith("Eagle3") or n.endswith("Eagle3") else f"Eagle3{n}" for n in names]
         flat = {**config, "architectures": prefixed}
@@ -107,11 +110,14 @@ def _flat_of_speculators(config: Config, file: str) -> dict[str, Any]:
     outside += ["fc_norm"] if not nested.get("fc_norm") and "fc_norm" in config else []
     if kind == "peagle" and "mask_token_id" in config and nested.get("mask_token_id") is None:
         outside.append("mask_token_id")
+    outside += [key for key in QUANTIZED if config.get(key)]  # where compressed-tensors writes it, and vLLM looks first
     return flat | {key: config[key] for key in outside}
 
 
 def mask_token(served: Config) -> tuple[object, str | None]:
     """(mask token id as it stands, its field), searched in vLLM's order; (None, field or None) when there is none."""
+    if isinstance(of_dflash := served.get("dflash_config"), dict) and of_dflash.get("mask_token_id") is not None:
+        return of_dflash["mask_token_id"], "dflash_config.mask_token_id"
     keys = [key for key in MASK_TOKEN_KEYS if key in served]
     key = next((key for key in keys if served[key] is not None), keys[0] if keys else None)
     return (served[key], key) if key else (None, None)
@@ -151,7 +157,7 @@ def aux_of_fc(served: Config, tensors: Mapping[str, TensorInfo]) -> int | None:
 
 
 def is_quantized(served: Config) -> bool:
-    return bool(served.get("quantization_config") or served.get("compression_config"))
+    return any(served.get(key) for key in QUANTIZED)
 
 
 def trained_depth(config: Config) -> int | None:

@@ -70,15 +70,16 @@ def find(model: str, revision: str | None = None) -> Path | HeadFiles:
         if Path(model).is_dir():
             return Path(model)
         import huggingface_hub as hub
+        from huggingface_hub import constants
 
         commit = revision
-        if not hub.constants.HF_HUB_OFFLINE:
+        if not constants.HF_HUB_OFFLINE:
             with suppress(Exception):  # without a connection the cache is all there is
                 commit = hub.model_info(model, revision=revision).sha  # a branch may have moved
         cached = hub.try_to_load_from_cache(model, "config.json", revision=commit)
         if isinstance(cached, str) and _has_weights(Path(cached).parent):
             return Path(cached).parent
-        if hub.constants.HF_HUB_OFFLINE:
+        if constants.HF_HUB_OFFLINE:
             raise OSError("it is not in the hub's cache, and HF_HUB_OFFLINE is set")
         config = Path(hub.hf_hub_download(model, "config.json", revision=commit))
         commit, tensors = commit_of(config.parent), {}
@@ -96,7 +97,8 @@ def find(model: str, revision: str | None = None) -> Path | HeadFiles:
 
 def commit_of(folder: Path) -> str | None:
     """The commit whose files a folder of the hub's cache holds; None for any other folder."""
-    return folder.name if folder.parent.name == "snapshots" else None
+    is_cached = folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--")
+    return folder.name if is_cached else None
 
 
 def hub_failure(error: Exception, what: str) -> str:

@@ -5,7 +5,7 @@ refuses weights with NaN or Inf.
 import functools
 
 from peagle_vllm.head_state import head_state
-from peagle_vllm.heads.config import vllm_name
+from peagle_vllm.heads.config import TENSORS, vllm_name
 from peagle_vllm.heads.vocabulary import OWN_VOCAB, with_all_rows
 from peagle_vllm.patches.ledger import Patch, members
 from peagle_vllm.serving import on_vllm_platform, refuse_broken
@@ -36,15 +36,17 @@ def load_weights(original, self, weights, *args, **kwargs):
             return state.updates.load(functools.partial(original, self, *args, **kwargs), weights)
         places = (self.model, "embed_tokens"), (self, "lm_head")
         state.own_modules = [(parent, name, getattr(parent, name)) for parent, name in places]
-        weights = _noting(weights, state.loaded_names)
     return original(self, weights, *args, **kwargs)
 
 
+def init(original, self, *args, **kwargs):
+    """vLLM learns from the loaded weights what the head has of its own: of dummy weights, nothing."""
+    original(self, *args, **kwargs)
+    for module in ("embed_tokens", "lm_head"):
+        if any(f"{module}." in name for name in getattr(self.config, TENSORS, ())):
+            setattr(self, f"has_own_{module}", True)
+
+
 for _module, _head in HEADS.items():
+    PATCH.wraps(_module, f"{_head}.__init__")(init)
     PATCH.wraps(_module, f"{_head}.load_weights")(load_weights)
-
-
-def _noting(weights, names):
-    for name, tensor in weights:
-        names.add(name)
-        yield name, tensor

@@ -4,6 +4,9 @@ The runner gives speculators the temperatures and seeds of its sampler's states;
 for their top-k and top-p.
 """
 
+from dataclasses import replace
+
+from peagle_vllm.head_state import head_state
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.patches.ledger import Patch, members
 from peagle_vllm.serving import is_peagle
@@ -16,6 +19,7 @@ PATCH = Patch(
         "vllm.v1.worker.gpu.sample.states": members("SamplingStates", "__init__ apply_staged_writes"),
         "vllm.v1.worker.gpu.states": ("RequestState.__init__",),
         "vllm.v1.worker.gpu.input_batch": ("post_update",),
+        "vllm.v1.worker.gpu.structured_outputs": ("grammar_invalid_drafts",),
         # The base classes of ParallelEagleSpeculator: what it overrides, and what calls that or is called in its place.
         "vllm.v1.worker.gpu.spec_decode.eagle.speculator": ("EagleSpeculator",),
         "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator": members(
@@ -70,10 +74,26 @@ def load_model(original, self, *args, **kwargs):
     return loaded
 
 
+@PATCH.wraps("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.sample")
+def sample(original, self, hidden_states, input_batch, grammar_output, *args, **kwargs):
+    """A drawn draft that the grammar forbids is verified, too: its row of the bitmask is the grammar's.
+
+    vLLM would end there and sample from the target alone, which favours the tokens that the head draws often.
+    """
+    accepted = grammar_output and grammar_output.num_acceptable_drafts
+    if accepted and is_peagle(self.vllm_config) and self.speculator.draft_logits is not None:
+        grammar_output = replace(grammar_output, num_acceptable_drafts=[number + 1 for number in accepted])
+    return original(self, hidden_states, input_batch, grammar_output, *args, **kwargs)
+
+
 @PATCH.wraps("vllm.v1.worker.gpu.spec_decode.eagle.utils", "_should_share")
 def _should_share(original, eagle, flag, draft, target, *args, **kwargs):
-    """A quantized layer is no copy of another; vLLM compares weights that it may not have (PR 53104)."""
+    """A quantized layer is no copy of another; vLLM compares weights that it may not have (PR 53104).
+
+    Dummy weights, which real ones will replace, are no copy either.
+    """
     dtypes = {getattr(getattr(module, "weight", None), "dtype", module) for module in (draft, target)}
-    if hasattr(eagle, "mask_hidden") and getattr(eagle, flag, False) and len(dtypes) > 1:
+    is_own = hasattr(eagle, "mask_hidden") and getattr(eagle, flag, False)
+    if is_own and (len(dtypes) > 1 or not head_state(eagle).own_modules):
         return False
     return original(eagle, flag, draft, target, *args, **kwargs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from peagle_vllm import lookup, patches
 from peagle_vllm.heads.checks import check_pair
-from peagle_vllm.heads.config import FAMILIES, MASK_TOKEN_KEYS, is_size
+from peagle_vllm.heads.config import FAMILIES, MASK_TOKEN_KEYS, TENSORS, is_size
 from peagle_vllm.heads.fields import vllm_fields
 from peagle_vllm.heads.files import HeadError, find, one_line
 from peagle_vllm.heads.head import Head, read_head
@@ -130,9 +130,13 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
         return
     patches.refuse_if_changed()
     _check_depth(spec.num_speculative_tokens, vllm_config)
-    if spec.rejection_sample_method == "block" and not vllm_config.use_v2_model_runner:
-        # V1 takes it for "standard".
-        raise RefusedError("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
+    if spec.rejection_sample_method == "block":
+        if not vllm_config.use_v2_model_runner:  # which takes it for "standard"
+            raise RefusedError("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
+        from vllm.v1.worker.gpu.sample import gumbel
+
+        if not hasattr(gumbel, "spec_step_seed"):  # it uses a position's random number in two steps
+            raise RefusedError("rejection_sample_method=block samples wrongly before vLLM 0.33; leave it out")
     attention = vllm_config.attention_config
     is_inherited = vllm_config.use_v2_model_runner and not (spec.attention_backend or attention.backend_per_kind)
     if is_inherited and attention.backend and "MLA" in attention.backend.name:
@@ -140,8 +144,10 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
         raise RefusedError(f'{what}; add "attention_backend": "FLASH_ATTN", or another, to the speculative config')
     _check_positions(spec.draft_model_config, vllm_config.model_config.max_model_len)
     lookup.settle_lookup(vllm_config)
-    if spec.draft_load_config is None and vllm_config.load_config.load_format in OF_OTHER_FILES:
-        options = {"load_format": "auto", "model_loader_extra_config": {}}
+    has_other_files = vllm_config.load_config.load_format in OF_OTHER_FILES
+    # Of a rank that elastic EP adds, vLLM makes the target's config one of dummy weights, and sends the target's alone.
+    if spec.draft_load_config is None and (has_other_files or vllm_config.parallel_config.enable_elastic_ep):
+        options = {"load_format": "auto", "model_loader_extra_config": {}} if has_other_files else {}
         spec.draft_load_config = replace(vllm_config.load_config, **options)  # else the target's
     target = vllm_config.model_config
     if min_p := target.get_diff_sampling_param().get("min_p"):
@@ -264,7 +270,7 @@ def _carries_mask_hidden(model: str, revision: str | None) -> bool:
 @contextmanager
 def _head_config(head: Head, spec: "SpeculativeConfig") -> Iterator[None]:
     """Run vLLM's own ``__post_init__`` under this: it gets the config that it needs for the head."""
-    fields = vllm_fields(head)
+    fields = vllm_fields(head) | {TENSORS: sorted(head.weights)}
     if spec.num_speculative_tokens is None and is_size(n_predict := head.served.get("n_predict")):
         fields["n_predict"] = n_predict  # of a stated number vLLM would want a multiple of it
     if (vocab_size := spec.target_model_config.get_vocab_size()) > head.vocab_size:

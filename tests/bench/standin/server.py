@@ -1,6 +1,7 @@
 """Stands for vLLM's server: answers what the sweep asks, in milliseconds. STANDIN in its environment says what fails.
 
 no-start    ends with an error that looks like vLLM's before it listens
+full        does not empty its prefix cache
 dies:N      ends abruptly when the N-th cell of this start begins
 sickens:N   from the N-th cell on /health is an error, and a second later it ends: what vLLM does without its engine
 """
@@ -48,8 +49,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self.send_response(200)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", "17")
         self.end_headers()
+        self.wfile.write(b'{"success": true}' if wanted != "full" else b'{"success":false}')
 
     def log_message(self, *_: object) -> None:
         pass

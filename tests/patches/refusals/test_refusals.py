@@ -160,13 +160,28 @@ def test_a_look_up_too_large_for_the_device(target: Path, head: Path, monkeypatc
     assert '"prompt_lookup_min": 2 in the speculative config turns it on' in line
 
 
-def test_block_verification_is_refused_on_v1_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+def test_block_verification_is_refused_where_it_is_wrong(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
     says = "rejection_sample_method=block needs Model Runner V2, this engine runs V1"
     assert says in refusal(target, head, rejection_sample_method="block")
     config = configure(target, head)
     config.speculative_config.rejection_sample_method = "block"
     monkeypatch.setattr("vllm.config.VllmConfig.use_v2_model_runner", True)
+    monkeypatch.setattr("vllm.v1.worker.gpu.sample.gumbel.spec_step_seed", None, raising=False)
     validation._check_whole(config)
+    monkeypatch.delattr("vllm.v1.worker.gpu.sample.gumbel.spec_step_seed")
+    with pytest.raises(RefusedError, match="block samples wrongly before"):
+        validation._check_whole(config)
+
+
+def test_a_rank_that_elastic_ep_adds_loads_the_head(target: Path, head: Path):
+    """There vLLM makes the target's load config one of dummy weights."""
+    from vllm.model_executor.model_loader.utils import get_draft_load_config
+
+    config = configure(target, head)
+    config.parallel_config.enable_elastic_ep = True
+    validation._check_whole(config)
+    config.load_config.load_format = "dummy"
+    assert get_draft_load_config(config).load_format == "auto"
 
 
 def test_a_prompt_that_would_wait_for_ever(target: Path, head: Path):
