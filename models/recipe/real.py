@@ -30,19 +30,27 @@ from peagle_tools.train.pipeline import do
 from peagle_vllm.heads.files import SELECTOR, SELECTOR_FOLDER
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.selector import head_hash
+from tools.real_target import write_heads
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"  # the target's on the hub
 
 
 def publish(head: Path, folder: Path) -> None:
-    """Put what vLLM reads of ``head`` in ``folder``, without the embeddings, which are the target's own."""
+    """Put what vLLM reads of ``head`` in ``folder``, without the embeddings, which are the target's own.
+
+    Next to it comes a file for git, without ``lm_head`` too: ``make real-target`` adds the target's rows again.
+    """
     weights, target = load_file(head / "model.safetensors"), load_file(TARGET / "model.safetensors")
     embeddings = target["model.embed_tokens.weight"]
     if not torch.equal(weights.pop("embed_tokens.weight", embeddings), embeddings):
         raise SystemExit(f"{head}: its embeddings are not the target's; train with embed_requires_grad: false")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    lm_head = weights.pop("lm_head.weight")
+    save_file(weights, folder.with_suffix(".safetensors"), {"format": "pt"})
+    write_heads(TARGET, folder.parent)
+    if not torch.equal(load_file(folder / "model.safetensors")["lm_head.weight"], lm_head):
+        raise SystemExit(f"{head}: its lm_head is not the target's; train with lm_head as it is")
     config = json.loads((head / "config.json").read_text())
     config["speculators_config"]["verifier"]["name_or_path"] = NAME
     (folder / "config.json").write_text(json.dumps(config))

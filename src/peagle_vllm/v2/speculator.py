@@ -232,6 +232,11 @@ class ParallelEagleSpeculator(EagleSpeculator):
         if not batch.static_length:
             async_tensor_h2d(starts, device=self.device, out=buffers.query_start_loc[: num_reqs + 1])
 
+        states = self.sampling_states
+        sampling = {"temperature": temperature, "seeds": seeds, "top_k": states.top_k.gpu, "top_p": states.top_p.gpu}
+        if self.draft_logits is None and not self.enable_adaptive_verification:
+            # Greedy drafts read none of these, and vLLM's are in the host's memory.
+            sampling = {name: getattr(buffers, name) for name in sampling}
         prepare_inputs(
             TargetBatch(
                 input_ids=input_batch.input_ids,
@@ -242,10 +247,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
                 idx_mapping=self.idx_mapping if dummy_run else input_batch.idx_mapping,
                 last_sampled=last_sampled.view(-1),
                 next_prefill_tokens=next_prefill_tokens.view(-1),
-                temperature=temperature,
-                seeds=seeds,
-                top_k=self.sampling_states.top_k.gpu,
-                top_p=self.sampling_states.top_p.gpu,
+                **sampling,
             ),
             tuple(aux_hidden_states),
             KVGroups((), ()) if skip_attn else self.attention.kv_groups,
