@@ -58,7 +58,7 @@ def publish(head: Path, folder: Path) -> None:
         shutil.copytree(head / SELECTOR_FOLDER, folder / SELECTOR_FOLDER)
         config[SELECTOR]["head_hash"] = head_hash(read_head(folder))  # it names every tensor that is there
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    for file in folder.rglob("*.safetensors"):
+    for file in (folder.with_suffix(".safetensors"), *folder.rglob("*.safetensors")):
         file.chmod(0o644)  # safetensors files come readable by their owner only
 
 
