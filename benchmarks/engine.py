@@ -24,6 +24,7 @@ from benchmarks import arms, turns
 from benchmarks.arms import HAS_GPU, SLOWER, STOCK, V1, V2
 from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_HEAD, TINY, TINY_HEAD, write_config
 from benchmarks.timing import STEPS, WARM, copy_bandwidth, watched
+from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import read_engine
 from peagle_vllm import observer
 
@@ -204,10 +205,7 @@ def drafter_of(llm: Any) -> Any:
 
 def generate(llm: Any, batch: int, prompt_len: int, num_tokens: int) -> float:
     """Serve ``batch`` requests at once to ``num_tokens`` each; returns seconds."""
-    from vllm import SamplingParams, TokensPrompt
-
-    prompts = [TokensPrompt(prompt_token_ids=[2 + (7 * i + j) % 200 for j in range(prompt_len)]) for i in range(batch)]
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+    prompts = [[2 + (7 * i + j) % 200 for j in range(prompt_len)] for i in range(batch)]
     began = time.perf_counter()
-    llm.generate(prompts, params, use_tqdm=False)
+    engines.generate(llm, prompts, num_tokens, ignore_eos=True, detokenize=False)
     return time.perf_counter() - began

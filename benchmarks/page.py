@@ -60,9 +60,13 @@ def result(rung: Any, parts: Sequence[Part], folder: Path) -> str:
         rung: its module, with ``NOTES``.
     """
     tests = {part.name: best(part, folder) for part in parts if part.runs_tests}
-    texts = {key: json.dumps(value) for key, value in {"what": rung.NOTES, **provenance()}.items()}
+    texts = {key: json.dumps(value) for key, value in {"what": _what(rung), **provenance()}.items()}
     texts |= {"cells": _lines(cells_of(parts, folder)), "tests": _keys({name: _lines(tests[name]) for name in tests})}
     return _keys(texts) + "\n"
+
+
+def _what(rung: Any) -> str:
+    return rung.NOTES if arms.HAS_GPU else REHEARSAL
 
 
 def _lines(rows: Iterable[Any]) -> str:
@@ -81,7 +85,7 @@ def page(rung: Any, parts: Sequence[Part], folder: Path) -> str:
     """
     cells = cells_of(parts, folder)
     clocks = output_of("nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader")
-    lines = [rung.NOTES, json.dumps(provenance()), f"clocks as they are ({CLOCKS}): {clocks or 'no GPU'}"]
+    lines = [_what(rung), json.dumps(provenance()), f"clocks as they are ({CLOCKS}): {clocks or 'no GPU'}"]
     lines += map(str, rung.goals(cells))
     for part in (part for part in parts if part.runs_tests):
         tests = best(part, folder)

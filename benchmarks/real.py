@@ -24,7 +24,7 @@ from benchmarks.arms import ROOT
 from benchmarks.engine import drafter_of, prepare_process
 from peagle_tools.shared.acceptance import read_engine
 from peagle_tools.shared.atomic_files import new_folder
-from peagle_tools.shared.engines import in_process, quick_dtype
+from peagle_tools.shared.engines import generate, in_process, quick_dtype
 from peagle_tools.shared.prompt_files import read_conversations
 from peagle_tools.shared.provenance import provenance
 from peagle_tools.train.lines import add_line, read_lines
@@ -150,15 +150,11 @@ class Engine:
 
     def answer(self, chats: list[list[str]], max_tokens: int, **sampling: Any) -> list[Any]:
         """An answer to each chat, up to ``max_num_seqs`` of them in flight; greedy, unless ``sampling`` says more."""
-        from vllm import SamplingParams
-
-        how = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **sampling})
         roles = ("user", "assistant", "user")
         turns = [[{"role": role, "content": text} for role, text in zip(roles, chat, strict=False)] for chat in chats]
         template = self.llm.get_tokenizer().apply_chat_template
         prompts = template(turns, add_generation_prompt=True, return_dict=False)
-        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], how, use_tqdm=False)
-        return [output.outputs[0] for output in outputs]
+        return [output.outputs[0] for output in generate(self.llm, prompts, max_tokens, **sampling)]
 
     def counts(self, output: Any) -> list[int]:
         """In how many steps after the prefill 0, 1 .. K drafts of an answer were accepted, [K + 1]."""

@@ -7,15 +7,14 @@ from typing import Any
 
 from benchmarks import engine, kernels
 from benchmarks.arms import HAS_GPU, SLOWER, call
-from benchmarks.page import REHEARSAL, Goal, Table, having, measured, ratio
+from benchmarks.page import Goal, Table, having, measured, ratio
 from benchmarks.parts import PYTEST, Part
 
 # A rehearsal has one kernel and one case of drafts: the suite has all of them.
 KERNELS = ("prepare_inputs", "gather_hidden", "select_candidates", "lookup_drafts") if HAS_GPU else ("gather_hidden",)
-# (attention backend, how the engine runs it), as tests/gpu names them
-BACKENDS, SHARED_MODES = (
-    (("FLASH_ATTN", "TRITON_ATTN"), ("full", "eager")) if HAS_GPU else (("CPU_ATTN",), ("eager lookup",))
-)
+# Attention backends and how the engine runs them, as tests/gpu names them.
+BACKENDS = ("FLASH_ATTN", "TRITON_ATTN") if HAS_GPU else ("CPU_ATTN",)
+SHARED_MODES = ("full", "eager") if HAS_GPU else ("eager lookup",)
 # Leaves the KV cache's size to vLLM, which allows no other process to allocate meanwhile.
 COMPILED = [f"{backend} compiled" for backend in BACKENDS] if HAS_GPU else []
 BATCHES = [1, 64, 16] if HAS_GPU else [1]
@@ -31,8 +30,6 @@ NOTES = (
     "Engines: gpt-oss-20b's shapes with dummy weights, every arm with vLLM's default compilation; draft tokens are "
     "accepted at random at the published acceptance lengths (3.38 P-EAGLE K=7, 2.24 EAGLE-3 K=3, 2.59 K=7); experts "
     "are drawn uniformly at random."
-    if HAS_GPU
-    else REHEARSAL
 )
 
 

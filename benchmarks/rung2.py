@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks import real_gpu
 from benchmarks.arms import HAS_GPU, SLOWER, call
-from benchmarks.page import REHEARSAL, Goal, Table, having, measured, ratio
+from benchmarks.page import Goal, Table, having, measured, ratio
 from benchmarks.parts import Part
 from benchmarks.real import SETS, committed
 from benchmarks.real_gpu import ARMS, WITH_GRAPHS
@@ -22,8 +22,6 @@ NOTES = (
     "CPU's first answers. Look-up is off but where an arm names it; stock vLLM serves the head without its selector. "
     "tokens/s: first turns, up to 64 tokens an answer, c at once. P-EAGLE by batch size drafts "
     f"[first batch size, last, K] {real_gpu.BY_BATCH_SIZE[1]}."
-    if HAS_GPU
-    else REHEARSAL
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks import train_gpu
 from benchmarks.arms import HAS_GPU, SLOWER, V1, call
-from benchmarks.page import REHEARSAL, Goal, Table, having, measured, ratio
+from benchmarks.page import Goal, Table, having, measured, ratio
 from benchmarks.parts import Part
 from benchmarks.real import SETS, committed
 
@@ -21,8 +21,6 @@ NOTES = (
     "added; a head of four layers with its selector, and EAGLE-3's of one layer, are trained on them side by side, for "
     f"up to {train_gpu.STEPS_SECONDS} seconds or {train_gpu.MOST_TOKENS / 1e6:.0f} million tokens. Tokens are those of "
     "answers. AL, held out: greedy, by replay; on the sets in vLLM, compared with the committed heads' on a CPU."
-    if HAS_GPU
-    else REHEARSAL
 )
 
 

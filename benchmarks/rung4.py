@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks import engine, real_gpu, rung2
 from benchmarks.arms import HAS_GPU, SLOWER, call
-from benchmarks.page import REHEARSAL, Goal, Table, having, measured, ratio
+from benchmarks.page import Goal, Table, having, measured, ratio
 from benchmarks.parts import Part
 from benchmarks.real import SETS
 
@@ -18,8 +18,6 @@ LIMIT = 370 * SLOWER  # seconds: a part waits for those that start with it
 NOTES = (
     "Long prompts: as in rung 1, one request, whose prompt is in the prefix cache when its answer is timed. Many "
     "requests: as in rung 2, with CUDA graphs for all of them."
-    if HAS_GPU
-    else REHEARSAL
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import Measured
 from peagle_tools.shared.acceptance import BY_REQUEST, Answer, by_repeated, read_engine
-from peagle_tools.shared.engines import KV_CACHE_BYTES
+from peagle_tools.shared.engines import KV_CACHE_BYTES, generate
 from peagle_vllm.observer import drafter_of
 
 # Of ``vllm.LLM``: room for these prompts, whatever else runs on the machine. By default vLLM takes nearly all of it.
@@ -28,14 +28,10 @@ def measure(llm: Any, prompts: list[list[int]], max_tokens: int, setup: Setup) -
         prompts: token ids of each.
         max_tokens: the longest answer to each prompt.
     """
-    from vllm import SamplingParams
-
     llm.collective_rpc(partial(apply, setup=setup))  # vLLM serialises a dataclass of ``args`` to a dict
     before = read_engine(llm)
-    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    requests = [{"prompt_token_ids": ids} for ids in prompts]
     answers, lengths = [], []
-    for output in llm.generate(requests, greedy, use_tqdm=False):
+    for output in generate(llm, prompts, max_tokens):
         completion = output.outputs[0]
         metrics = completion.spec_decode_metrics.to_dict()
         answers.append(Answer(output.prompt_token_ids, completion.token_ids, metrics))

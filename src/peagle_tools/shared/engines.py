@@ -104,14 +104,20 @@ def cannot_run(error: Exception) -> ToolError:
     return ToolError(f"vLLM cannot run this pair ({reason}); serve the target alone first, then with this head")
 
 
-def measure(pair: Pair, prompts: list[list[int]], num_k: int, max_tokens: int) -> list[Acceptance]:
-    """Acceptance of each group of prompts, from vLLM's own counters."""
+def generate(llm: Any, prompts: list[list[int]], max_tokens: int, **sampling: Any) -> list[Any]:
+    """vLLM's outputs for prompts of token ids; greedy, unless ``sampling`` says more."""
     from vllm import SamplingParams
 
-    greedy, seen = SamplingParams(temperature=0.0, max_tokens=max_tokens), []
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **sampling})
+    return llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+
+
+def measure(pair: Pair, prompts: list[list[int]], num_k: int, max_tokens: int) -> list[Acceptance]:
+    """Acceptance of each group of prompts, from vLLM's own counters."""
+    seen = []
     with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
         for at in range(0, len(prompts), GROUP):
             before = read_engine(llm)
-            llm.generate([{"prompt_token_ids": ids} for ids in prompts[at : at + GROUP]], greedy, use_tqdm=False)
+            generate(llm, prompts[at : at + GROUP], max_tokens)
             seen.append(read_engine(llm).since(before))
     return seen

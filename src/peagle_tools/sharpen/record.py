@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from peagle_tools.shared.engines import Pair
+from peagle_tools.shared.engines import Pair, generate
 from peagle_tools.sharpen.trace import UNKNOWN, CandidateTrace
 from peagle_vllm.observer import SampledRows, drafter_of
 from peagle_vllm.sampling.greedy import top_candidates
@@ -96,14 +96,11 @@ def record_all(
     pair: Pair, prompts: list[list[int]], folder: Path, num_k: int, num_candidates: int, max_tokens: int
 ) -> None:
     """Let the target answer, and write a trace of each SHARD prompts. Raises ToolError where one cannot be written."""
-    from vllm import SamplingParams
-
-    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
         llm.collective_rpc(start, args=(num_candidates,))
         for begin in tqdm(range(0, len(prompts), SHARD), "record", leave=False, disable=None):
             some = prompts[begin : begin + SHARD]
-            outputs = llm.generate([{"prompt_token_ids": ids} for ids in some], greedy, use_tqdm=False)
+            outputs = generate(llm, some, max_tokens)
             answers = {
                 output.request_id: RecordedAnswer(number, [*ids, *output.outputs[0].token_ids], len(ids))
                 for number, (ids, output) in enumerate(zip(some, outputs, strict=True), start=begin)

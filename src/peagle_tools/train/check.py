@@ -59,15 +59,14 @@ def answer(
     pair: engines.Pair, prompts: list[list[int]], num_k: int, max_tokens: int
 ) -> list[tuple[list[int], list[int]]]:
     """For each prompt, the token ids of vLLM's greedy answer, and how many drafts each of its rounds accepted."""
-    from vllm import EngineArgs, SamplingParams
+    from vllm import EngineArgs
     from vllm.sampling_params import RepetitionDetectionParams
 
     of_engine = {field.name for field in fields(EngineArgs)}  # ``engine`` may have some of the server alone
     pair = replace(pair, arguments={name: value for name, value in pair.arguments.items() if name in of_engine})
     until = RepetitionDetectionParams(**LOOP)
-    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_detection=until)
     with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
-        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=False)
+        outputs = engines.generate(llm, prompts, max_tokens, repetition_detection=until)
     answers = (output.outputs[0] for output in outputs)
     return [([*each.token_ids], each.spec_decode_metrics.per_step_accepted) for each in answers]
 
