@@ -54,14 +54,13 @@ class HeadUpdates:
         self._ours = {MASK_HIDDEN: model.mask_hidden} | (named_tensors(selector) if selector else {})
         if model.draft_id_to_target_id is not None:  # of a head, sleep at level 2 keeps only buffers
             model.register_buffer("d2t_to_keep", model.draft_id_to_target_id.data, persistent=False)
-        state = head_state(model)
         names = getattr(self._config.hf_config, TENSORS, ())
         self._needed = {name for name in names if not any(optional in name for optional in OPTIONAL)}
         self._arrived: set[str] = set()
         self._staged: dict[str, torch.Tensor] = {}
         self._state = UpdateState.DRAFTING
         self.mask_is_stale, self._is_selecting = True, selector is not None
-        state.updates = self
+        head_state(model).updates = self
 
     @property
     def paused(self) -> bool:

@@ -109,15 +109,14 @@ def field_faults(head: Head) -> Iterator[str]:
     for key in ("norm_before_fc", "use_aux_hidden_state"):
         if eagle.get(key) is not None and not FLAG.fits(eagle[key]):
             lines.append(unfit(f"eagle_config.{key}", eagle[key], FLAG.needs, head.config_file))
-    rope: dict[str, Any] = {}
     try:
         rope = rope_of_head(head)
     except HeadError as error:
         lines.append(str(error))
-    if not lines:
-        lines = [*_attention_faults(head), *_layer_type_faults(head)]
-    fault = None if lines else rotary_fault(rope, head.head_dim, place)
-    yield from [fault] if fault else lines
+    lines = lines or [*_attention_faults(head), *_layer_type_faults(head)]
+    if not lines and (fault := rotary_fault(rope, head.head_dim, place)):
+        lines = [fault]
+    yield from lines
 
 
 def rope_of_head(head: Head) -> dict[str, Any]:

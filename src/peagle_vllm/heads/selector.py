@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from peagle_vllm.heads import files
 from peagle_vllm.heads.config import is_size
-from peagle_vllm.heads.files import FLOATS, SELECTOR, SELECTOR_FOLDER, HeadError, shown
+from peagle_vllm.heads.files import FLOATS, SELECTOR, SELECTOR_FOLDER, HeadError, read_headers, read_tensor, shown
 from peagle_vllm.heads.head import Head, read_map
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def head_hash(head: Head) -> str:
     for name, info in head.weights.items():
         digest.update(f"{name} {info.dtype} {[size for size in info.shape if size != 1]}\n".encode())
         if info.num_bytes <= HASHED_BYTES:
-            digest.update(files.read_tensor(head.folder, info))
+            digest.update(read_tensor(head.folder, info))
     return digest.hexdigest()[:16]
 
 
@@ -92,7 +91,7 @@ def selector_faults(head: Head) -> Iterator[str]:
     if selector_config is None or head.folder is None:
         return
     place = f"{head.name}/{SELECTOR_FOLDER}"
-    tensors = files.read_headers(head.folder / SELECTOR_FOLDER)
+    tensors = read_headers(head.folder / SELECTOR_FOLDER)
     needed = selector_shapes(selector_config, head.vocab_size, head.draft_vocab_size, head.hidden_size)
     for name, shape in needed.items():
         info = tensors.get(name)

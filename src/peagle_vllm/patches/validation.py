@@ -38,7 +38,6 @@ PATCH = Patch(
     },
 )
 
-
 # Formats of files that a head, which is safetensors, has not.
 OF_OTHER_FILES = ("mistral", "npcache", "pt", "runai_streamer_sharded", "sharded_state", "tensorizer")
 
