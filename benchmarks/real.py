@@ -200,11 +200,7 @@ class Engine:
 
 
 def in_own_process(task: Callable[..., Any], arm: RealArm, *args: Any, **more: Any) -> Any:
-    """``task(engine, *args)`` with an arm's engine, in a process of its own, whose log is in ``WORK``.
-
-    Args:
-        more: arguments of ``LLM``.
-    """
+    """``task(engine, *args)`` in a process of its own, whose log is in ``WORK``; ``more`` are arguments of ``LLM``."""
     WORK.mkdir(parents=True, exist_ok=True)
     with patch.dict(os.environ, arms.environment(arm.env), clear=True):
         return in_process(_with_engine, task, arm, args, more)
@@ -228,9 +224,6 @@ def _recorded(engine: Engine) -> dict[str, Any]:
     outputs = engine.answer([turns[:1] for turns in read_set("humaneval")[:4]], 64)
     tokens, counts = sum(len(output.token_ids) for output in outputs), read_engine(engine.llm)
     return {"output_tokens": tokens, "acceptance_length": counts.length, "acceptance": list(counts.shares)}
-
-
-# --------------------------------------------------------------------------------------------------- figures
 
 
 def lengths(counts: np.ndarray) -> np.ndarray:
@@ -281,9 +274,6 @@ def committed() -> dict[str, dict[str, Any]]:
         base = kept.get(base_of(arm), {}) if arm.head == "peagle" and arm.selector else {}
         figures[arm.label] = {name: summarize(sets[name], base.get(name)) for name in SETS}
     return figures
-
-
-# ----------------------------------------------------------------------------------------------- measurement
 
 
 def acceptance(arm: RealArm) -> dict[str, Any]:

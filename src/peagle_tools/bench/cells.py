@@ -132,6 +132,5 @@ def read_sweep(folder: Path) -> dict[str, Any]:
             raise ValueError
         return sweep
     except (ValueError, TypeError):  # a number, say
-        raise ToolError(
-            f"{file}: not from `bench run`; take it from its source again, or name another folder"
-        ) from None
+        fix = "take it from its source again, or name another folder"
+        raise ToolError(f"{file}: not from `bench run`; {fix}") from None

@@ -103,6 +103,9 @@ class Point(Condition):
         return [float(np.median(of_position)) for of_position in zip(*shares, strict=False)]
 
 
+by_speed = operator.attrgetter("tokens_per_second.median")  # of points, for ``max`` and ``sorted``
+
+
 def points(results: Results) -> list[Point]:
     """Cells gathered over repeats, in their order. Conditions without a whole cell are left out."""
     suite, gathered = results.sweep["suite"], []
@@ -118,7 +121,7 @@ def points(results: Results) -> list[Point]:
 
 def without_speculation(points: Iterable[Point]) -> dict[tuple[str, int], Point]:
     """The points without speculation by data set and concurrency, of several arms the fastest."""
-    return {(p.dataset, p.concurrency): p for p in sorted(points, key=lambda p: p.tokens_per_second.median) if not p.k}
+    return {(p.dataset, p.concurrency): p for p in sorted(points, key=by_speed) if not p.k}
 
 
 def same_texts(points: Collection[Point]) -> dict[str, float]:
@@ -132,8 +135,3 @@ def same_texts(points: Collection[Point]) -> dict[str, float]:
         shares = [sum(map(operator.eq, texts, wanted)) / len(wanted) for texts in answers if wanted and texts]
         worst[point.label] = min(shares, default=math.nan)
     return worst
-
-
-def best_depth(candidates: Iterable[Point]) -> Point:
-    """The point with the most output tokens per second."""
-    return max(candidates, key=lambda point: point.tokens_per_second.median)

@@ -8,7 +8,7 @@ import yaml
 
 from peagle_tools.bench import metrics
 from peagle_tools.bench.cells import read_results
-from peagle_tools.bench.metrics import AL, Point, number, same_texts
+from peagle_tools.bench.metrics import AL, Point, by_speed, number, same_texts
 from peagle_tools.bench.schedule import advice
 from peagle_tools.shared.acceptance import merged
 from peagle_tools.shared.atomic_files import write_whole
@@ -71,7 +71,7 @@ def repeated_table(dataset: str, points: Sequence[Point]) -> list[str]:
 def best_table(dataset: str, points: Sequence[Point]) -> str:
     """Output tokens/s of each arm at its best K, then the ratios of each arm to those before it in the suite."""
     best = {}
-    for p in sorted(points, key=lambda p: p.tokens_per_second.median):  # the fastest of an arm comes last
+    for p in sorted(points, key=by_speed):  # the fastest of an arm comes last
         best[p.arm, p.concurrency] = p
     arms, concurrencies = list(dict.fromkeys(p.arm for p in points)), sorted({p.concurrency for p in points})
 
@@ -111,10 +111,7 @@ def _list(title: str, lines: Sequence[str]) -> list[str]:
 
 def write_report(folder: Path) -> tuple[str, list[str]]:
     """Write report.md into ``folder``. Returns a summary in Markdown and, apart because its last line is one to paste,
-    the advice.
-
-    Raises:
-        ToolError: no cell is whole; OSError: ``folder`` cannot be written.
+    the advice. ToolError where no cell is whole, or ``folder`` cannot be written.
     """
     sweep, cells = results = read_results(folder)
     failures = [f"{r.cell.label}, repeat {r.cell.repeat}: {r.reason}" for r in cells if not r.ok]

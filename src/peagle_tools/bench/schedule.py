@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from peagle_tools.bench.metrics import Point, Ratio, best_depth, number, without_speculation
+from peagle_tools.bench.metrics import Point, Ratio, by_speed, number, without_speculation
 
 
 class Choice(NamedTuple):
@@ -39,9 +39,9 @@ def choices(arm: str, points: Sequence[Point]) -> list[Choice]:
     for (_, concurrency), alone in sorted(without_speculation(points).items()):
         mine = sorted((p for p in points if (p.arm, p.concurrency) == (arm, concurrency)), key=lambda p: p.k)
         if mine:
-            most = best_depth([alone, *mine]).tokens_per_second
+            most = max(alone, *mine, key=by_speed).tokens_per_second
             k = next(p.k for p in [alone, *mine] if most.over(p.tokens_per_second).overlaps_one)
-            point = next((p for p in mine if p.k == k), best_depth(mine))
+            point = next((p for p in mine if p.k == k), max(mine, key=by_speed))
             chosen.append(Choice(k, point, point.tokens_per_second.over(alone.tokens_per_second)))
     return chosen
 

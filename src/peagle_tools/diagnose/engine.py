@@ -52,11 +52,10 @@ def apply(worker: Any, setup: Setup) -> None:
         return
     drafter.parallel_drafting_token_id = setup.mask_token_id
     layers = drafter.model.model.layers
-    layers[0]._residual_norm = (
-        layers[0]._norm_before_residual if setup.norm_before_residual else layers[0]._norm_after_residual
-    )
+    first = layers[0]
+    first._residual_norm = first._norm_before_residual if setup.norm_before_residual else first._norm_after_residual
     if not hasattr(drafter, "rope_as_loaded"):
-        drafter.rope_as_loaded = layers[0].self_attn.rotary_emb
+        drafter.rope_as_loaded = first.self_attn.rotary_emb
     rope = drafter.rope_as_loaded
     for layer in layers:
         layer.self_attn.rotary_emb = rope if setup.rope is None else _rope(rope, runner.vllm_config, dict(setup.rope))
