@@ -142,11 +142,7 @@ def graph_sizes(batches: list[int], k: int) -> dict[str, Any]:
 
 
 def dummy_pair(arm: EngineArm, batches: list[int], folder: Path, prompt: int = PROMPT) -> dict[str, Any]:
-    """Arguments of ``LLM`` for dummy weights, with graphs for every batch size, the same sizes in every arm.
-
-    Args:
-        prompt: tokens of the longest prompt.
-    """
+    """Arguments of ``LLM`` for dummy weights and prompts up to ``prompt`` tokens, with graphs for every batch size."""
     most, k = max(batches), arm.k
     arguments: dict[str, Any] = {
         "model": write_config(folder / "target", TARGET),
@@ -180,11 +176,7 @@ def dummy_pair(arm: EngineArm, batches: list[int], folder: Path, prompt: int = P
 
 
 def dummy_llm(arm: EngineArm, batches: list[int], prompt: int = PROMPT) -> tuple[Any, Any]:
-    """A live ``LLM`` with dummy weights, and its drafter (None without speculation).
-
-    Raises:
-        RuntimeError: vLLM built another drafter than the arm's.
-    """
+    """A live ``LLM`` with dummy weights, and its drafter, which must be the arm's (None without speculation)."""
     prepare_process()
     from vllm import LLM
 

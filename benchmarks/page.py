@@ -54,11 +54,7 @@ def cells_of(parts: Sequence[Part], folder: Path) -> list[dict[str, Any]]:
 
 
 def result(rung: Any, parts: Sequence[Part], folder: Path) -> str:
-    """What is kept of a rung, as JSON with a cell, or a test, in each line.
-
-    Args:
-        rung: its module, with ``NOTES``.
-    """
+    """What is kept of a rung, a module with ``NOTES``, as JSON with a cell, or a test, in each line."""
     tests = {part.name: best(part, folder) for part in parts if part.runs_tests}
     texts = {key: json.dumps(value) for key, value in {"what": _what(rung), **provenance()}.items()}
     texts |= {"cells": _lines(cells_of(parts, folder)), "tests": _keys({name: _lines(tests[name]) for name in tests})}
@@ -80,8 +76,7 @@ def _keys(texts: dict[str, str]) -> str:
 def page(rung: Any, parts: Sequence[Part], folder: Path) -> str:
     """The goals, what was exact, tables of what there is, what vLLM's logs say, and what is not done.
 
-    Args:
-        rung: its module, with ``NOTES``, ``goals`` and ``tables``.
+    ``rung`` is a module with ``NOTES``, ``goals`` and ``tables``.
     """
     cells = cells_of(parts, folder)
     clocks = output_of("nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader")

@@ -151,11 +151,7 @@ def check(place: str) -> Iterator[dict[str, Any]]:
 
 
 def acceptance(place: str, drafter: str, lookup: int = 0) -> Iterator[dict[str, Any]]:
-    """A trained head on the sets of ``benchmarks.real``: a cell for each.
-
-    Args:
-        drafter: of a label, without K.
-    """
+    """A trained head on the sets of ``benchmarks.real``, a cell for each; ``drafter`` is of a label, without K."""
     begin(place, after="EAGLE-3: run" if drafter == "EAGLE-3" else "run")
     yield from real_gpu.acceptance(Engine(trained(run_folder(place), drafter, lookup), **ENGINE))
 
@@ -183,11 +179,7 @@ def came_back(place: str) -> Path:
 
 
 def begin(place: str, after: str = "") -> tuple[Config, Stages]:
-    """Settings and finished steps of a run.
-
-    Raises:
-        SystemExit: the step ``after`` is not finished.
-    """
+    """Settings and finished steps of a run. SystemExit where the step ``after`` is not one of these."""
     run = run_folder(place)
     run.mkdir(parents=True, exist_ok=True)
     config = Config.model_validate({**SETTINGS, "folder": str(run)}, context=arms.ROOT)
@@ -236,11 +228,7 @@ def changed(config: Config, **keys: Any) -> Config:
 
 
 def gather(file: Path) -> None:
-    """Add the rows of ``ANSWERS`` to answers.jsonl, of which those stay that ``train answers`` has finished.
-
-    Raises:
-        SystemExit: there is no answer.
-    """
+    """Add the rows of ``ANSWERS`` to answers.jsonl, of which those stay that ``train answers`` has finished."""
     rows = {row["id"]: row for row in read_lines(file, must_exist=False) if "metadata" not in row}
     text = lzma.decompress(ANSWERS.read_bytes()) if ANSWERS.exists() else b""
     rows |= {row["id"]: row for row in map(json.loads, text.splitlines())}

@@ -42,11 +42,7 @@ def fetch(folder: Path) -> None:
 
 
 def write_target(gguf: Path, out: Path) -> None:
-    """Write transformers' reading of ``gguf`` to ``out`` as a plain folder in bfloat16, whole or not at all.
-
-    Raises:
-        ToolError: ``out`` exists, or cannot be written.
-    """
+    """Write transformers' reading of ``gguf`` to ``out`` as a plain folder in bfloat16, whole or not at all."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar

@@ -23,11 +23,7 @@ SUPERVISOR = "model_hosting_container_standards.supervisor.scripts.standard_supe
 
 
 def arguments(environment: Mapping[str, str], artifacts: Path = ARTIFACTS) -> list[str]:
-    """The flags of ``vllm serve`` for these environment variables, in the order of their names.
-
-    Raises:
-        SystemExit: no variable names a model, and ``artifacts`` is empty or absent.
-    """
+    """The flags of ``vllm serve`` for these environment variables, in the order of their names."""
     flags = ["--port", "8080"]  # SM_VLLM_PORT comes later and counts
     if not environment.get(f"{PREFIX}MODEL"):
         flags += ["--model", _model(environment, artifacts)]

@@ -32,8 +32,7 @@ def check_lookup(value: Any) -> None:
 def settle_lookup(vllm_config: "VllmConfig") -> None:
     """Put the default where the config names no number, or 0 and a line in the log where look-up would do harm.
 
-    Raises:
-        RefusedError: the config asks for both.
+    RefusedError where the config asks for both.
     """
     spec = vllm_config.speculative_config
     hf_config = spec.draft_model_config.hf_config

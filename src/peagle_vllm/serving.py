@@ -77,10 +77,7 @@ def has_dummy_weights(vllm_config: "VllmConfig") -> bool:
 def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     """Refuse a loaded head whose learned hidden state would give useless drafts without any error.
 
-    Dummy weights pass.
-
-    Raises:
-        RefusedError: ``mask_hidden`` is zero, NaN or Inf, before or after ``fc``.
+    That is a ``mask_hidden`` of zeros, NaN or Inf, before or after ``fc``. Dummy weights pass.
     """
     import torch
 

@@ -35,8 +35,7 @@ class CellFailed(Exception):
 def measure(suite: Suite, cell: Cell, serving: Server, *, cwd: Path, log: Path) -> dict[str, Any]:
     """What ``vllm bench serve`` wrote about this cell.
 
-    Raises:
-        CellFailed: unless every request was answered; ServerFailed: by a server that is still there.
+    CellFailed unless every request was answered; ServerFailed unless by a server that is still there.
     """
     try:
         serving.empty_prefix_cache()

@@ -36,8 +36,7 @@ class Change(NamedTuple):
 def compare(before: Results, after: Results, tolerance: float = 0.05) -> list[Change]:
     """Compare condition by condition. One repeat shows no spread, so for it the tolerances decide alone.
 
-    Raises:
-        ToolError: no cell is in both, or other work was measured, or on other hardware.
+    ToolError where no cell is in both, or other work was measured, or on other hardware.
     """
     here, there = (device(results.sweep["hardware"]) for results in (before, after))
     if here != there:

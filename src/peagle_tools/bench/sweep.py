@@ -42,8 +42,7 @@ class Sweep:
     def run(self) -> int:
         """Measure every cell that is not there yet. Returns how many cells of the whole sweep failed.
 
-        Raises:
-            ToolError: the sweep cannot continue; OSError: ``results`` cannot be written.
+        ToolError where the sweep cannot continue, OSError where ``results`` cannot be written.
         """
         if not self.cells:
             raise ToolError("nothing to measure: the options leave no cell of this suite")

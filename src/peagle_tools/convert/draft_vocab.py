@@ -32,13 +32,12 @@ class DraftVocab(NamedTuple):
 def choose(head: Head, target: str, size: int, conversations: list[Messages]) -> DraftVocab:
     """The special tokens, single bytes and digits, then the tokens that the texts hold most, then low ids.
 
+    ToolError where the head cannot be trimmed, or not to ``size``.
+
     Args:
         target: names the tokenizer.
         size: tokens to keep.
         conversations: where they have answers, only these count.
-
-    Raises:
-        ToolError: the head cannot be trimmed, or not to ``size``.
     """
     other = "name the head it was made from"
     if head.config.get(SELECTOR) is not None:
@@ -46,9 +45,8 @@ def choose(head: Head, target: str, size: int, conversations: list[Messages]) ->
     if head.is_quantized:
         raise ToolError(f"{head.name} is quantized; {other}")
     if OUTPUT not in head.tensors:
-        raise ToolError(
-            f"{head.name} has no lm_head of its own, so it drafts all of the target's; leave --draft-vocab out"
-        )
+        what = f"{head.name} has no lm_head of its own, so it drafts all of the target's"
+        raise ToolError(f"{what}; leave --draft-vocab out")
     if size >= head.draft_vocab_size:
         raise ToolError(f"--draft-vocab is {size}, {head.name} drafts {head.draft_vocab_size} tokens; give fewer")
     tokenizer, ids = read_tokenizer(target), target_ids(head)

@@ -34,9 +34,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     """A folder to fill, which becomes ``out`` at the end; on any error nothing is left.
 
     A process that is killed meanwhile leaves a hidden sibling of ``out``, which the next call for ``out`` removes.
-
-    Raises:
-        ToolError: ``out`` exists, or cannot be written.
+    ToolError where ``out`` exists, or cannot be written.
     """
     out = Path(os.path.normpath(out))
     if os.path.lexists(out):

@@ -21,8 +21,7 @@ Model = TypeVar("Model", bound=Strict)
 def read_yaml(file: Path, model: type[Model], what: str) -> Model:
     """Read ``file``, ``what`` it is, into ``model``; its folder is the context of the validation.
 
-    Raises:
-        ToolError: one line for each mistake, ``FILE:LINE: KEY: what is wrong``.
+    ToolError has a line for each mistake, ``FILE:LINE: KEY: what is wrong``.
     """
     try:
         loader = _Loader(file.read_bytes())

@@ -42,12 +42,11 @@ class UnusableRow(ValueError):
 def conversation(row: Any, *, with_answers: bool = True) -> Messages:
     """The turns of a row: {role, content} with the roles system, user and assistant.
 
+    UnusableRow where it is no such row, uses tools or media, has no user's turn, or is in a chat template.
+
     Args:
         row: text, or an object as vLLM's and speculators' readers take it.
         with_answers: else what the assistant said is left out, whatever it is.
-
-    Raises:
-        UnusableRow: it is none of these, uses tools or media, has no user's turn, or is in a chat template.
     """
     if isinstance(row, str):
         row = {"prompt": row}

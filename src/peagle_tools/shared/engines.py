@@ -74,11 +74,7 @@ class Pair:
 
 
 def in_process(task: Callable[..., Any], *args: Any) -> Any:
-    """Run ``task`` in a fresh process, which gives its memory back at the end.
-
-    Raises:
-        ToolError: vLLM cannot run it; one line.
-    """
+    """Run ``task`` in a fresh process, which gives its memory back at the end. ToolError where vLLM cannot run it."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in that process
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # our own hooks go to vLLM's workers

@@ -20,11 +20,7 @@ Row = tuple[str, Any]  # where it stands, for a message; text, or what JSON hold
 
 
 def read_prompts(path: Path) -> list[Messages]:
-    """Conversations up to the turn that the target is to answer; a note on stderr counts those that went further.
-
-    Raises:
-        ToolError: as ``read_conversations``.
-    """
+    """Conversations up to the turn that the target is to answer; a note on stderr counts those that went further."""
     conversations = read_conversations(path)
     prompts = [unanswered(messages) for messages in conversations]
     if shorter := sum(prompt != whole for prompt, whole in zip(prompts, conversations, strict=True)):
@@ -34,11 +30,7 @@ def read_prompts(path: Path) -> list[Messages]:
 
 
 def read_conversations(path: Path) -> list[Messages]:
-    """The conversations of a file, whole.
-
-    Raises:
-        ToolError: the file cannot be read or is empty, or a row holds no conversation in text: which, why, what to do.
-    """
+    """The conversations of a file, whole. ToolError where it is empty, or a row holds no conversation in text."""
     conversations = []
     for place, row in read_rows(path):
         try:

@@ -56,9 +56,7 @@ class NoGain(Exception):
 def sharpen(head: Head, job: Job, out: Path) -> str:
     """Fit a selector to ``head`` and write the sharpened head to ``out``; what was measured.
 
-    Raises:
-        NoGain: no more is gained than the standard error of the gain.
-        ToolError: one line; nothing is written.
+    NoGain where no more is gained than the standard error of the gain.
     """
     if len(job.learn) < LEAST_PROMPTS:
         raise ToolError(f"{len(job.learn)} prompts to learn from, at least {LEAST_PROMPTS} are needed; {ENOUGH}")

@@ -20,10 +20,8 @@ def check(config: Config) -> str:
     """Let vLLM draft with the best head on the held-out prompts, and compare what it accepts with replay.
 
     By rounding, vLLM's answers soon part from the held-out ones, and another text has another AL. So rounds are
-    compared as far as the text is the same. vLLM's AL over all rounds goes to al.jsonl.
-
-    Raises:
-        ToolError: AL of the compared rounds differs by more than APART, or there are none; vLLM cannot run the pair.
+    compared as far as the text is the same. vLLM's AL over all rounds goes to al.jsonl. ToolError where AL of the
+    compared rounds differs by more than APART, there are none, or vLLM cannot run the pair.
     """
     free_states()  # the engine needs their memory
     head = config.run / "checkpoints/best"

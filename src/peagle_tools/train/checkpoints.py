@@ -69,11 +69,7 @@ class Checkpoints(SingleGPUCheckpointer):
         return self.folder(step) / "scheduler.pt"
 
     def write(self, model: Any, optimizers: list, schedulers: list, state: dict[str, Any]) -> None:
-        """Save a step; every process calls this.
-
-        Raises:
-            ToolError: it cannot be written; nothing of it is left, and the checkpoints before it are.
-        """
+        """Save a step; every process calls this. ToolError where it cannot be; then nothing of it is left."""
         begun = self.folder(f"step-{state['step']}.tmp")
         try:
             self.save_checkpoint(model, optimizers, begun.name, torch.float32)

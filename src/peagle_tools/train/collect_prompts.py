@@ -29,13 +29,10 @@ def prompts(config: Config) -> str:
     """Write ``prompts.jsonl``, whole or not at all: {id, messages, source} a line.
 
     They are of the data sets, and of the target's own where ``from_target`` says so, in the order of their ids, which
-    are hashes: the first ones are a random share.
+    are hashes: the first ones are a random share. ToolError where a data set cannot be read, or no prompt is left.
 
     Returns:
         Counts of rows, and of those that hold no prompt by reason, with the place of the first.
-
-    Raises:
-        ToolError: a data set that cannot be read, or from which nothing is left.
     """
     data, out = config.data, config.run / "prompts.jsonl"
     if not data.prompts and not data.from_target:

@@ -49,11 +49,7 @@ class RowsInMemory(SupervisedRows):
 
 
 def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, DataLoader]:
-    """Batches of packed documents, and those of the held-out ones.
-
-    Raises:
-        ToolError: the data or its hidden states do not fit the config; one line that says how to correct it.
-    """
+    """Batches of packed documents, and of the held-out ones. ToolError where they or their states do not fit."""
     rows = read_rows(config)
     take_states(config, rows)
     options = vars(args) | {
@@ -79,11 +75,7 @@ def own_group(begin: Callable[[int], None] | None, number: int) -> None:
 
 
 def take_states(config: Config, rows: Dataset) -> None:
-    """Give the loaders that speculators makes next the hidden states of ``rows``.
-
-    Raises:
-        ToolError: there are none that fit; one line that says how to get them.
-    """
+    """Give the loaders that speculators makes next the hidden states of ``rows``. ToolError where none fit."""
     if config.data.states == "memory":
         source, kept = (config.data_folder.resolve(), config.stamp), dataloader.ArrowDataset
         if not isinstance(kept, partial) or kept.args[0].source != source:
@@ -110,8 +102,7 @@ def free_states() -> None:
 def read_rows(config: Config) -> Dataset:
     """The documents, checked without their hidden states.
 
-    Raises:
-        ToolError: they cannot be read, all are held out, or some are longer than a step.
+    ToolError where they cannot be read, all are held out, or some are longer than a step.
     """
     folder = config.data_folder
     try:

@@ -23,11 +23,7 @@ MAX_TOKENS = 256
 
 
 def opening(tokenizer: Any) -> tuple[str, str]:
-    """What the chat template puts before a user's words, and what comes first after them.
-
-    Raises:
-        ToolError: the template is missing, or does not render a user's words as they are.
-    """
+    """What the chat template puts before a user's words, and what comes first after them. ToolError without either."""
     messages = [{"role": "user", "content": SENTINEL}]
     try:
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -45,11 +41,8 @@ def opening(tokenizer: Any) -> tuple[str, str]:
 def sampled(config: Config, file: Path) -> Iterator[dict]:
     """``data.from_target`` prompts, {messages, end}: end is "stop", or "length" or "special token".
 
-    They are kept in ``file``, one a line, and what is there is not sampled again.
-
-    Raises:
-        ToolError: ``file`` is of another target.
-        TryAgain: the server is gone; what was sampled is kept.
+    They are kept in ``file``, one a line, and what is there is not sampled again. ToolError where that is of another
+    target; TryAgain where the server is gone.
     """
     tokenizer, numbers = read_tokenizer(config.target), range(config.data.from_target)
     start, stop = opening(tokenizer)

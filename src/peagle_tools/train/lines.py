@@ -12,8 +12,7 @@ from peagle_tools.shared.errors import ToolError
 def read_lines(file: Path, must_exist: bool = True) -> Iterator[dict[str, Any]]:
     """The rows of a file, none of one that need not exist; a last line that was cut off is left out.
 
-    Raises:
-        ToolError: it cannot be read; a line is no JSON.
+    ToolError where it cannot be read, or a line is no JSON.
     """
     if not must_exist and not file.exists():
         return

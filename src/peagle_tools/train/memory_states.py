@@ -21,13 +21,11 @@ class StatesInMemory(HiddenStatesTransfer):
     """What speculators' data set takes the hidden states of its documents from, here those that transformers computes.
 
     They are on the GPU, if there is one, and as vLLM's are: [N, aux layers + 1, hidden] for the N tokens of a document,
-    what enters each layer that the head reads and the last norm, in the target's dtype.
+    what enters each layer that the head reads and the last norm, in the target's dtype. ToolError where there is too
+    little memory, or transformers cannot read this target or names its layers otherwise.
 
     Args:
         source: what the states are computed from; a later run with an equal one uses these again.
-
-    Raises:
-        ToolError: there is too little memory, or transformers cannot read this target or names its layers otherwise.
     """
 
     def __init__(self, config: Config, rows: Dataset, source: object):

@@ -150,9 +150,7 @@ class Config(Strict):
     def aux_layers(self) -> list[int]:
         """The layers of the target that the head reads, vLLM's ids: 2 is what enters layer 2.
 
-        Raises:
-            HeadError: the target cannot be read.
-            ToolError: it has no such layer.
+        HeadError where the target cannot be read, ToolError where it has no such layer.
         """
         num_layers = read_target(self.target).num_layers
         layers = self.head.aux_layers or [*default_aux_layers(num_layers)]

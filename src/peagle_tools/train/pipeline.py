@@ -17,7 +17,6 @@ from peagle_tools.train.peagle_yaml import STAMP, TRAINING, Config
 NOTES = "steps.json"
 SPECULATORS = "0.9.0"  # as pyproject.toml pins it: classes of it are overridden, and some of its functions replaced
 
-
 # Where each step's function is, imported when it runs; what the step writes, and --from removes.
 STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "prompts": ("collect_prompts", ("prompts.jsonl", "prompts.sampled.jsonl")),
@@ -30,11 +29,7 @@ STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def do(step: str, config: Config) -> None:
-    """Do a step in this process, and print what it did.
-
-    Raises:
-        ToolError: it fails, or another version of speculators is installed.
-    """
+    """Do a step in this process, and print what it did. ToolError where it fails, or cannot with this speculators."""
     if report := getattr(_module(step), step)(config):
         print(f"{step}: {report}", flush=True)
 
@@ -56,14 +51,10 @@ def _module(step: str) -> Any:
 
 
 def pipeline(file: Path, config: Config, begin: str | None) -> None:
-    """Do every step that is not finished, in order.
+    """Do every step that is not finished, in order, and those from ``begin`` on again.
 
-    Args:
-        begin: this step and the later ones are done again.
-
-    Raises:
-        ToolError: a step fails, or was begun with other settings; another process is at work in the folder.
-        TryAgain: a step was stopped.
+    ToolError where a step fails or was begun with other settings, or another process is at work in the folder;
+    TryAgain where a step was stopped.
     """
     with alone(config.run):
         # A digest of the settings that each step was begun with, and whether it is finished.

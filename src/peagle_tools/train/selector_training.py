@@ -29,10 +29,8 @@ TENSORS = (PREDECESSORS, SUCCESSORS, PROJECTION)
 def new_selector(head: Any, rank: int, init: str | None) -> CandidateSelector:
     """A selector for ``head`` that changes no draft yet.
 
-    Where the head named ``init`` has one that was trained with it, the new one begins as that.
-
-    Raises:
-        ToolError: that one has another rank.
+    Where the head named ``init`` has one that was trained with it, the new one begins as that. ToolError where that
+    has another rank.
     """
     sizes = {"hidden_size": head.hidden_size, "rank": rank, "top_k": min(NUM_CANDIDATES, head.draft_vocab_size)}
     selector = CandidateSelector(vocab_size=head.draft_vocab_size, **sizes)

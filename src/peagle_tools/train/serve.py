@@ -65,14 +65,11 @@ def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
 def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[tuple[str, Server | None]]:
     """The address of the target's server, and the server, until the block ends.
 
-    Where there is a ``data.endpoint``, that and None, but not for hidden states.
+    Where there is a ``data.endpoint``, that and None, but not for hidden states. ToolError where the server does not
+    start, TryAgain where it ends.
 
     Args:
         hidden_states: it writes those of each prompt, into ``states.partial``: on one disk with where they belong.
-
-    Raises:
-        ToolError: it does not start; one line with its reason.
-        TryAgain: it ended.
     """
     if config.data.endpoint and not hidden_states:
         yield config.data.endpoint, None

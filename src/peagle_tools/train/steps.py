@@ -29,8 +29,7 @@ WIDE = {"COLUMNS": "500"}  # its logs would break an error's line
 def speculators(words: list[str], log: Path, server: Server | None = None) -> None:
     """Run a command of speculators with its output in ``log``; it is ended where ``server`` ends.
 
-    Raises:
-        ToolError, TryAgain: it fails; one line with its reason.
+    ToolError or TryAgain where it fails, a line with its reason.
     """
     command = [sys.executable, "-m", "peagle_tools.train.library", *words]
     process = processes.start(command, cwd=Path.cwd(), env=WIDE, log=log)
@@ -50,10 +49,8 @@ def speculators(words: list[str], log: Path, server: Server | None = None) -> No
 def answers(config: Config) -> str:
     """Let the target answer every prompt: ``answers.jsonl``, a row of token ids and loss mask for each answer.
 
-    What was answered before is kept, but for the last conversation, of which rows may be missing.
-
-    Raises:
-        TryAgain: some prompts have no answer yet.
+    What was answered before is kept, but for the last conversation, of which rows may be missing. TryAgain where some
+    prompts have no answer yet.
     """
     prompts, file = config.run / "prompts.jsonl", config.run / "answers.jsonl"
     order = {row["id"]: number for number, row in enumerate(read_lines(prompts))}
@@ -119,8 +116,7 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 def data(config: Config) -> str:
     """Make speculators' Arrow data of the answers, ``data/``, the ``held_out`` documents last.
 
-    Raises:
-        ToolError: answers are missing or too few.
+    ToolError where answers are missing or too few.
     """
     from datasets import Dataset
     from datasets.exceptions import DatasetGenerationError
@@ -173,9 +169,8 @@ def data(config: Config) -> str:
 def states(config: Config) -> str:
     """Write the hidden states of every document to ``data/hidden_states``; files that are there and fit are kept.
 
-    Raises:
-        ToolError: the disk is too small; stored states are of another target, other layers or another dtype.
-        TryAgain: states of some documents are not there yet.
+    ToolError where the disk is too small, or stored states are of another target, other layers or another dtype;
+    TryAgain where those of some documents are not there yet.
     """
     from peagle_tools.train.documents import check_stamp, missing_states, read_rows
 

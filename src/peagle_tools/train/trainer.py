@@ -60,11 +60,9 @@ class Trainer(library.Trainer):
                     raise ToolError(f"{self.checkpointer.path}/{what}; {remedy}")
 
     def run(self) -> None:
-        """Train to the end.
+        """Train to the end, or to a signal: TryAgain, and its step is saved.
 
-        Raises:
-            TryAgain: a signal came, and its step is saved.
-            ToolError: a loss that is no number, or a checkpoint that cannot be written.
+        ToolError where a loss is no number, or a checkpoint cannot be written.
         """
         with self._signals(), self._log():
             for epoch in range(self.current_epoch, self.config.num_epochs):

@@ -49,12 +49,7 @@ def run(config: Config) -> str:
 
 
 def train(config: Config) -> Trainer:
-    """Train a head as peagle.yaml says, or continue one; all of torchrun's processes call this.
-
-    Raises:
-        ToolError, HeadError: one line.
-        TryAgain: a signal; the same command continues.
-    """
+    """Train a head as peagle.yaml says, or continue one; all of torchrun's processes call this."""
     cpu.setup()
     loguru.logger.disable("speculators")  # it logs every file that it opens
     disable_progress_bar()  # of transformers, for every checkpoint
@@ -96,8 +91,7 @@ def _num_batches(loader: Any, epoch: int) -> int:
 def to_options(config: Config) -> TrainConfig:
     """peagle.yaml as speculators' options.
 
-    Raises:
-        ToolError, HeadError: a name or a value that speculators, the target, ``head.init`` or this machine has not.
+    ToolError or HeadError for a name or a value that speculators, the target, ``head.init`` or this machine has not.
     """
     head, step = config.head, config.step
     check_output_matrix(config.target)
@@ -189,8 +183,7 @@ def unused_token(target: str) -> int:
 def make_head(config: Config, args: Namespace) -> PEagleDraftModel:
     """A head in float32 with the target's embeddings and output matrix, begun as ``head.init`` says.
 
-    Raises:
-        ToolError: ``draft_vocab`` without counts of the tokens; ``init`` does not fit.
+    ToolError for a ``draft_vocab`` without counts of the tokens, and an ``init`` that does not fit.
     """
     SpeculatorModel.registry["peagle"] = PEagleDraftModel  # which the library's trainer checks the head's class against
     if config.head.init not in (None, "target"):

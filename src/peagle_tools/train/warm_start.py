@@ -27,8 +27,7 @@ SMALL = 0.1  # of what is left next to the identity where the head begins as the
 def check_init(config: Config) -> Head:
     """The head that ``head.init`` names; its weights are not read.
 
-    Raises:
-        ToolError, HeadError: it cannot be read, or become the one of peagle.yaml.
+    ToolError or HeadError where it cannot be read, or become the one of peagle.yaml.
     """
     init, layers = str(config.head.init), config.head.layers
     head = read_head(find(init))
@@ -52,11 +51,7 @@ def check_init(config: Config) -> Head:
 def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
     """The head of ``args`` with layers, norms, vocabulary and weights of the head that ``head.init`` names.
 
-    Layers beyond that head's begin as the identity, so that it drafts the same.
-
-    Raises:
-        ToolError: that head cannot become the one of peagle.yaml.
-        HeadError: it cannot be read.
+    Layers beyond that head's begin as the identity, so that it drafts the same. Raises what ``check_init`` does.
     """
     init, layers = str(config.head.init), config.head.layers
     folder = download(init)
@@ -85,11 +80,7 @@ def begun_from(config: Config, args: Namespace) -> PEagleDraftModel:
 
 
 def draft_vocabulary(config: Config, args: Namespace) -> dict[str, Any]:
-    """d2t [draft_vocab], t2d [vocabulary] and draft_vocab_size: the tokens that the target says most, or all of them.
-
-    Raises:
-        ToolError: they are not counted.
-    """
+    """d2t [draft_vocab], t2d [vocabulary], draft_vocab_size: the tokens that the target says most, or all of them."""
     if not config.head.draft_vocab:
         return {"d2t": None, "t2d": None, "draft_vocab_size": read_target(config.target).vocab_size}
     counts = config.data_folder / "token_freq.pt"
@@ -103,10 +94,8 @@ def begin_as_target(head: PEagleDraftModel, target: str) -> None:
     """Give ``head`` the last layers of ``target``.
 
     With n layers of head over L of the target, head layer i > 0 takes target layer L - n + i. ``fc`` hands through the
-    aux state that enters target layer L - n + 1, or the nearest one before it; layer 0 changes it little.
-
-    Raises:
-        ToolError: its layers are not of the head's kind or size.
+    aux state that enters target layer L - n + 1, or the nearest one before it; layer 0 changes it little. ToolError
+    where its layers are not of the head's kind or size.
     """
     first, hidden = read_target(target).num_layers - len(head.layers) + 1, head.hidden_size
     before = [number for number in head.target_layer_ids if number <= first]

@@ -56,12 +56,11 @@ def is_speculators(config: Config) -> bool:
 def flat_config(config: Config, file: str, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
     """The flat config that a head is served with; its sizes and aux layers have the right types.
 
+    HeadError where a field that no head can be read without is missing or malformed.
+
     Args:
         config: config.json as it stands; ``file`` names it in messages.
         tensors: by vLLM's names.
-
-    Raises:
-        HeadError: a field that no head can be read without is missing or malformed.
     """
     names = config.get("architectures") or []
     if is_speculators(config):

@@ -39,16 +39,12 @@ def obstacles(head: Head, to: Format, target: Target | None) -> list[Problem]:
 
 
 def convert(head: Head, folder: Path, to: Format, target: Target | None, kept: np.ndarray | None = None) -> None:
-    """Write ``head`` into ``folder``, which is there.
+    """Write ``head`` into ``folder``, which is there. HeadError where a file cannot be read.
 
     Args:
         head: on this machine, and without ``obstacles`` that are errors.
         target: names the layers that vLLM would take by default, and the verifier of a speculators head.
         kept: int64 [draft vocabulary] draft ids to keep, ascending, of a head with an ``lm_head``; None: all.
-
-    Raises:
-        HeadError: a file cannot be read.
-        OSError: ``folder`` cannot be written.
     """
     assert head.folder is not None
     config = _config(head, to, target)

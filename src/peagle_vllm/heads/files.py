@@ -60,11 +60,8 @@ class HeadFiles:
 def find(model: str, revision: str | None = None) -> Path | HeadFiles:
     """Find a head, by its folder or hub id, without downloading its weights.
 
-    Returns:
-        The folder, which may be in the hub's cache; or the headers, where only the hub has the weights.
-
-    Raises:
-        HeadError: the head is neither here nor on the hub, and the line gives the reason; or its files are damaged.
+    Returns the folder, which may be in the hub's cache; or the headers, where only the hub has the weights. HeadError
+    where the head is neither here nor on the hub, or its files are damaged.
     """
     try:
         if Path(model).is_dir():

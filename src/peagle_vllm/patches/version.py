@@ -44,11 +44,7 @@ def find_vllm() -> VllmInstall | None:
 
 
 def read(path: Path | str) -> VllmInstall:
-    """The vLLM at ``path``: a wheel, or a folder that holds ``vllm/``.
-
-    Raises:
-        NotVllmError: there is none.
-    """
+    """The vLLM at ``path``: a wheel, or a folder that holds ``vllm/``. NotVllmError where there is none."""
     root: Traversable = Path(path).expanduser()
     try:
         root = root if root.is_dir() else zipfile.Path(zipfile.ZipFile(Path(path).expanduser()))
