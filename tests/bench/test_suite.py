@@ -1,17 +1,22 @@
 """Suites: every mistake is named with its line and key, and the shipped ones say what was published."""
 
 import importlib.util
+import json
 import re
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import vllm.envs
+from transformers import AutoTokenizer
 
+from peagle_tools.bench import client
 from peagle_tools.bench.cells import grid
 from peagle_tools.bench.suite import Suite
 from peagle_tools.shared.checked_yaml import read_yaml
 from peagle_tools.shared.errors import ToolError
 from tests.support.command import only_line, run
+from tests.support.models import TARGET
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "benchmarks/suites").glob("*.yaml"))
@@ -76,3 +81,21 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     line = only_line(run("bench", "run", "x"))
     assert line == 'peagle-vllm: pydantic is not installed: pip install "peagle-vllm[bench]"'
+
+
+def test_conversations_are_sent_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the target's template, as vLLM's data set puts single prompts in it; raw where it has none."""
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}) + '\n{"prompt": "What?"}\n')
+    args, out = Namespace(prompts=str(tmp_path / "a.jsonl"), model=str(TARGET)), tmp_path / "out.jsonl"
+    client.write_prompts(args, out)
+    assert (args.dataset_name, args.dataset_path, args.skip_chat_template) == ("custom", str(out), True)
+    sent = [json.loads(line)["prompt"] for line in out.read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    template = tokenizer.apply_chat_template
+    chats = (chat, [{"role": "user", "content": "What?"}])
+    assert sent == [template(turns, add_generation_prompt=True, tokenize=False) for turns in chats]
+    tokenizer.chat_template = None
+    monkeypatch.setattr(client, "read_tokenizer", lambda _: tokenizer)
+    client.write_prompts(args, out)
+    assert [json.loads(line)["prompt"] for line in out.read_text().splitlines()] == ["Be brief.\nWhy?", "What?"]

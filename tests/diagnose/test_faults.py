@@ -1,16 +1,24 @@
 """``peagle-vllm diagnose`` on the trained tiny pairs: planted faults are named, healthy heads get no cause."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from peagle_tools.diagnose.engine import apply
+from peagle_tools.diagnose.interventions import Setup, setup_of
 from peagle_tools.shared.engines import Pair
+from peagle_vllm.heads.head import read_head
+from peagle_vllm.heads.target import read_target
+from tests.conftest import ARM
 from tests.heads.judging import AUX_KEY, Change, layer_setting, put, setting
 from tests.support import engines
 from tests.support.command import Result, only_line, run
 from tests.support.dialects import read
-from tests.support.models import EAGLE3, PEAGLE, PEAGLE_REDUCED, QWEN3, QWEN3_PEAGLE, TARGET
+from tests.support.models import EAGLE3, PEAGLE, PEAGLE_REDUCED, QWEN3, QWEN3_PEAGLE, TARGET, prompt_token_ids
+from tests.support.recorder import record
 
 pytestmark = pytest.mark.arm("plugin-v1")
 
@@ -100,3 +108,33 @@ def test_unreadable_input_is_one_line(tmp_path: Path):
     line = only_line(run("diagnose", *pair, "--engine", '{"no_such_argument": 1}'))
     assert "vLLM cannot run this pair" in line and "no_such_argument" in line
     assert line.endswith("; serve the target alone first, then with this head")
+
+
+full_on_v2 = pytest.mark.full if ARM == "plugin-v2" else lambda test: test  # two minutes under the interpreter
+CHANGES: dict[str, dict[str, Any]] = {
+    "aux layers": {"aux_layers": (1, 4, 6)},
+    "mask token": {"mask_token_id": 300},
+    "norm_before_residual": {"norm_before_residual": True},
+    "rope": {"rope": {"rope_theta": 100.0, "rope_type": "default"}},
+}
+MAX_TOKENS = 4 if ARM == "plugin-v2" else 16  # the interpreter takes a tenth of a second for a row
+
+
+@pytest.mark.arm("plugin-v1", "plugin-v2")
+@full_on_v2
+def test_each_change_moves_the_drafts_and_is_undone():
+    """Those that ``diagnose`` makes in a running engine."""
+    live = engines.engine(engines.Settings(TARGET, PEAGLE))
+    prompt = tuple(prompt_token_ids()[0][:24])
+
+    def drafts(setup: Setup) -> list[tuple[int, ...]]:
+        apply(live.worker, setup)
+        with record(live) as noted:
+            live.run([engines.Request("a", prompt, MAX_TOKENS)])
+        return [row.draft for row in noted.rows]
+
+    setup = setup_of(read_head(PEAGLE), read_target(str(TARGET)), live.settings.k)
+    as_loaded = drafts(setup)
+    for name, change in CHANGES.items():
+        assert drafts(replace(setup, **change)) != as_loaded, name
+        assert drafts(setup) == as_loaded, f"{name} was not undone"

@@ -75,7 +75,7 @@ def test_an_update_of_the_weights(target: Path):
 
 @pytest.mark.arm("plugin-v1")
 def test_other_tokens_are_refused(target: Path):
-    """The lines themselves: tests/heads/test_pair.py."""
+    """The lines themselves: tests/heads/test_bad_heads.py."""
     other = shutil.copytree(target, target.parent / "other")
     vocab = {f"word {i}": i for i in range(VOCAB + MORE)}
     (other / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))

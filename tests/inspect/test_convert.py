@@ -19,8 +19,8 @@ from peagle_vllm.heads.config import vllm_name
 from peagle_vllm.heads.head import read_head
 from tests.heads import writers
 from tests.heads.judging import fc_norm, meaning, norm_before_fc, top_fc_norm, windowed
+from tests.heads.test_fields import vllms_config
 from tests.heads.test_selector import sharpened
-from tests.heads.test_vllm_agrees import vllms_config
 from tests.heads.writers import AUX, DRAFT_VOCAB, SERVED, TARGET, VOCAB
 from tests.support.command import only_line, run
 from tests.support.random_heads import write_target
