@@ -1,5 +1,8 @@
-"""The verdict on a vLLM: holds, changed, accepted; and which release it looks like."""
+"""The verdict on a vLLM: holds, changed, accepted; which release it looks like; finding it without importing it."""
 
+import importlib.metadata
+import importlib.util
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +16,7 @@ from peagle_vllm.patches import all_patches
 from peagle_vllm.patches.fingerprint import Report, check, load_recorded
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.patches.source import Source
-from peagle_vllm.patches.version import VllmInstall, read
+from peagle_vllm.patches.version import NotVllmError, VllmInstall, read
 from tests.patches.trees import fake, installed, next_release
 from tools import record
 
@@ -105,3 +108,41 @@ def test_the_ledger_and_doctor_import_no_vllm() -> None:
         "assert all_patches() and not {'vllm', 'torch'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("form", ["folder", "wheel"])
+def test_a_vllm_is_read_in_every_form(tmp_path: Path, form: str) -> None:
+    folder = fake(tmp_path / "unpacked", {}, version="0.33.1+cu130", distribution="vllm-gpu")
+    install = read(folder if form == "folder" else shutil.make_archive(str(tmp_path / "wheel"), "zip", folder))
+    assert (install.version, install.distribution, install.minor) == ("0.33.1+cu130", "vllm-gpu", "0.33")
+    assert install.label == "vllm-gpu 0.33.1"
+    assert install.root.joinpath("vllm/__init__.py").is_file()
+
+
+@pytest.mark.parametrize("name", ["vllm-aaa", "vllm-zzz"])
+def test_a_plugin_is_not_taken_for_vllm(tmp_path: Path, name: str) -> None:
+    folder = fake(tmp_path, {}, version="0.32.0", distribution="vllm-mmm")
+    other = folder / f"{name.replace('-', '_')}-0.32.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text(f"Name: {name}\nVersion: 0.32.0\n")
+    (other / "RECORD").write_text("vllm_plugin/__init__.py,,\n")
+    assert read(folder).distribution == "vllm-mmm"
+
+
+@pytest.mark.parametrize("kind", ["missing", "vllm", "text"])
+def test_a_path_without_vllm_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    if kind == "vllm":
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("no wheel")
+    with pytest.raises(NotVllmError) as refused:
+        read(path)
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_installed_vllm_is_found_as_it_names_itself() -> None:
+    install, spec = installed(), importlib.util.find_spec("vllm")
+    assert importlib.metadata.version(install.distribution).partition("+")[0] == install.version.partition("+")[0]
+    assert spec is not None and spec.origin == str(install.root.joinpath("vllm/__init__.py"))

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 K, M = 3, 5
 # Prefills in chunks together with decodes; the interpreter takes a tenth of a second for a row.
 NUM_REQUESTS, MAX_TOKENS, BUDGET = (2, 14, 64) if ARM == "plugin-v2" else (6, 40, 64)
-PROMPT_TOKENS = 60
 
 
 def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -49,7 +48,7 @@ def recorded(live: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     monkeypatch.setattr(record, "trace_of", keep)
     monkeypatch.setattr(live.scheduler, "make_spec_decoding_stats", note)
     monkeypatch.setattr(engines.Pair, "engine", lambda *_: nullcontext(live.llm))
-    prompts = [list(ids[:PROMPT_TOKENS]) for ids in prompt_token_ids()[:NUM_REQUESTS]]
+    prompts = [list(ids[:60]) for ids in prompt_token_ids()[:NUM_REQUESTS]]
     with recorder.record(live) as noted:
         record.record_all(engines.Pair("target", "head", {}), prompts, folder, K, M, MAX_TOKENS)
     live.drafter.observer = None

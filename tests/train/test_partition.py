@@ -26,7 +26,6 @@ from tests.train.runs import new_trainer, toy_run
 
 VOCAB, DRAFT_VOCAB = 24, 20
 HIDDEN, NUM_AUX = 16, 3
-LAYERS = 2
 CONFIGS = {"llama": (LlamaConfig, 2), "qwen3": (Qwen3Config, 1)}  # class, KV heads of 4 query heads
 
 
@@ -45,7 +44,7 @@ def config_of(shape: Shape) -> peagle.PEagleSpeculatorConfig:
     layer = config_class(
         hidden_size=HIDDEN,
         intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
         head_dim=HIDDEN // 4,
