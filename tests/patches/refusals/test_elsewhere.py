@@ -8,14 +8,12 @@ import torch
 
 from peagle_vllm.patches import head_weights, validation
 from peagle_vllm.serving import RefusedError, is_peagle
-from tests.patches.refusals.configuring import configure
+from tests.patches.refusals.conftest import configure
 from tests.support import random_heads as tiny_heads
 from tests.support.dialects import edit
 from tests.support.random_heads import HeadSpec
 
 pytestmark = pytest.mark.arm("plugin-v1")
-
-REFUSAL = "parallel drafting for EAGLE speculative decoding"
 
 
 @pytest.mark.parametrize("fmt", ["aws", "speculators"])
@@ -58,7 +56,8 @@ def test_another_platform_keeps_its_own_behaviour(
     monkeypatch.setattr(validation, "_find", None)
     config = configure(target, head, method=method)
     assert config.speculative_config.parallel_drafting and not is_peagle(config)
-    assert REFUSAL in config._get_v2_model_runner_unsupported_features()
+    unsupported = config._get_v2_model_runner_unsupported_features()
+    assert "parallel drafting for EAGLE speculative decoding" in unsupported
 
 
 def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,7 @@ from peagle_vllm import lookup
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.patches import validation
 from peagle_vllm.serving import RefusedError
-from tests.patches.refusals.configuring import configure, refusal
+from tests.patches.refusals.conftest import configure, refusal
 from tests.support import random_heads as tiny_heads
 from tests.support.dialects import edit
 from tests.support.engines import name_target_on_hub

@@ -11,7 +11,7 @@ from peagle_vllm import patches
 from peagle_vllm.patches import drafter_limit, fingerprint
 from peagle_vllm.patches.ledger import Definition
 from peagle_vllm.patches.source import Source
-from tests.patches.refusals.configuring import configure, refusal
+from tests.patches.refusals.conftest import configure, refusal
 
 pytestmark = pytest.mark.arm("plugin-v1")
 
