@@ -124,8 +124,7 @@ def test_the_report_ends_with_the_schedule(tmp_path: Path, suite: Suite) -> None
         "num_speculative_tokens": 7,
         "num_speculative_tokens_per_batch_size": [[1, 1, 7], [2, 4, 3]],
     }
-    write_report(tmp_path / "r")
-    assert (tmp_path / "r/report.md").read_text().endswith(f"\n```\n{text[-1]}\n```\n")
+    assert report(tmp_path / "r").endswith(f"\n```\n{text[-1]}\n```\n")
 
 
 def test_from_where_not_to_speculate(tmp_path: Path, suite: Suite) -> None:
@@ -159,8 +158,7 @@ def test_each_arm_has_its_depth_with_its_environment_and_flags(tmp_path: Path, s
     text = lines(tmp_path / "r", suite.model_copy(update={"arms": suite.arms | {"P-EAGLE": named}}))
     assert "Measured with A=1 --max-num-seqs 8." in text
     assert "num_speculative_tokens_per_batch_size" not in config(text) and not any("drops" in line for line in text)
-    write_report(tmp_path / "r")
-    shown = (tmp_path / "r/report.md").read_text()
+    shown = report(tmp_path / "r")
     assert "- prompts: EAGLE-3.\n" in shown and '"model": "./eagle"' in shown and '"model": "./peagle"' in shown
 
 
