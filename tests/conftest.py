@@ -61,11 +61,19 @@ def twins_or_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A random tiny target and a head for it."""
-    from tests.support.random_heads import write_pair
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random tiny target."""
+    from tests.support.random_heads import write_target
 
-    return write_pair(tmp_path_factory.mktemp("tiny"))
+    return write_target(tmp_path_factory.mktemp("tiny") / "target")
+
+
+@pytest.fixture(scope="module")
+def pair(target: Path) -> tuple[Path, Path]:
+    """It, and a head for it."""
+    from tests.support.random_heads import HeadSpec, write_head
+
+    return target, write_head(target.with_name("head"), target, HeadSpec())
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.support import dialects as words
 from tests.support.command import run
 from tests.support.dialects import Written, read
 from tests.support.engines import Settings, engine
-from tests.support.random_heads import MASK_TOKEN, HeadSpec, write_head, write_target
+from tests.support.random_heads import MASK_TOKEN, HeadSpec, write_head
 from tests.support.recorder import serve_exactly
 from tests.support.reference import Reference
 
@@ -72,11 +72,6 @@ CASES = {
     "target ids": Case(REDUCED, words.as_target_ids, direct=False),
 }
 MIXED = Case(HeadSpec(windows=(None, 8)), words.as_speculators)  # for Model Runner V2 only
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_target(tmp_path_factory.mktemp("dialects") / "target")
 
 
 def check_drafts(target: Path, head: Path, plain: Path) -> None:

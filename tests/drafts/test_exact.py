@@ -68,7 +68,10 @@ class Runner:
                 preempt = patch.object(live.scheduler, "_preempt_request", wraps=live.scheduler._preempt_request)
                 with record(live, plant, keep_hidden=not is_simulated) as noted, preempt as preempted:
                     finished = live.run(wave)
-                check_nothing_is_left(live)
+                assert not live.scheduler.requests, f"requests are left: {list(live.scheduler.requests)}"
+                pool = live.scheduler.kv_cache_manager.block_pool
+                free, whole = pool.get_num_free_blocks(), pool.num_gpu_blocks - 1  # one is the null block
+                assert free == whole, f"{whole - free} blocks are not free again"
                 if cell.dtype == "float32":
                     check_output(finished, right)
                 rows = noted.rows
@@ -127,14 +130,6 @@ def check_output(finished: dict[str, Finished], right: dict[str, Finished]) -> N
         if has_one_answer(done):
             wrong = f"{req} {done.request.sampling}: {done.output}, without speculation {expected}"
             assert done.output == expected, wrong
-
-
-def check_nothing_is_left(live: Engine) -> None:
-    """No request and no block is in use once all requests have finished."""
-    assert not live.scheduler.requests, f"requests are left: {list(live.scheduler.requests)}"
-    pool = live.scheduler.kv_cache_manager.block_pool
-    free, whole = pool.get_num_free_blocks(), pool.num_gpu_blocks - 1  # one is the null block
-    assert free == whole, f"{whole - free} blocks are not free again"
 
 
 pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")

@@ -17,7 +17,7 @@ from peagle_vllm.heads.selector import EDGE_SCALE, PREDECESSORS, PROJECTION, SUC
 from peagle_vllm.serving import RefusedError
 from tests.conftest import ARM
 from tests.support.engines import Engine, Request, Settings, prepare_process
-from tests.support.random_heads import HIDDEN, SELECTOR_CANDIDATES, VOCAB, HeadSpec, prompt, write_head, write_target
+from tests.support.random_heads import HIDDEN, SELECTOR_CANDIDATES, VOCAB, HeadSpec, prompt, write_head
 from tests.support.recorder import Recording, compare, planter, record, serve_exactly
 from tests.support.reference import Reference
 from tests.support.updates import TRANSFER, files, send, updatable, update
@@ -26,11 +26,6 @@ pytestmark = pytest.mark.arm("plugin-v1", "plugin-v2")
 
 K = 3
 REQUESTS = [Request("a", prompt(9), 10), Request("b", prompt(20, 1), 10)]
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_target(tmp_path_factory.mktemp("tiny") / "target")
 
 
 @pytest.fixture(scope="module")

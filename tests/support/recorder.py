@@ -74,7 +74,11 @@ def record(engine: Engine, plant: Plant | None = None, keep_hidden: bool = False
         named = signature.bind(drafter, *args, **kwargs).arguments
         # Before drafting: where graphs share memory, the drafter's may write over what the target's left there.
         with gpu_sync_allowed():
-            states = _captured(named) if keep_hidden and not named.get("dummy_run") else None
+            states = None
+            if keep_hidden and not named.get("dummy_run"):
+                states = named.get("target_hidden_states")
+                states = torch.cat(named["aux_hidden_states"], dim=-1) if states is None else states
+                states = states.to("cpu", torch.float32, copy=True)  # [rows, num_aux x hidden]
         drafts = original(*args, **kwargs)
         if named.get("dummy_run"):
             return drafts
@@ -85,8 +89,12 @@ def record(engine: Engine, plant: Plant | None = None, keep_hidden: bool = False
         """The drafts that the engine gets."""
         rows = _rows(engine, named, drafts)
         noted.rows.extend(rows)
-        if states is not None:
-            _keep_hidden(noted, rows, states)
+        first = 0
+        for row in rows if states is not None else ():
+            num_valid = row.num_verified - row.num_rejected
+            for j in range(num_valid):
+                noted.hidden[row.req, row.p_last - num_valid + 1 + j] = states[first + j]
+            first += row.num_verified
         if plant is None:
             return drafts
         drafts = drafts.clone()
@@ -99,22 +107,6 @@ def record(engine: Engine, plant: Plant | None = None, keep_hidden: bool = False
         yield noted
     finally:
         del drafter.propose
-
-
-def _captured(named: Mapping[str, Any]) -> torch.Tensor:
-    """[rows, num_aux x hidden] a copy of what the target captured, in float32 on the CPU."""
-    states = named.get("target_hidden_states")
-    states = torch.cat(named["aux_hidden_states"], dim=-1) if states is None else states
-    return states.to("cpu", torch.float32, copy=True)
-
-
-def _keep_hidden(noted: Recording, rows: list[Row], states: torch.Tensor) -> None:
-    first = 0
-    for row in rows:
-        num_valid = row.num_verified - row.num_rejected
-        for j in range(num_valid):
-            noted.hidden[row.req, row.p_last - num_valid + 1 + j] = states[first + j]
-        first += row.num_verified
 
 
 def planter(right: Mapping[str, list[int]], vocab: int, num_right: int | None = None) -> Plant:

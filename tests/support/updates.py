@@ -16,14 +16,6 @@ def updatable(settings: Settings) -> Engine:
     """An engine whose ``llm`` settings hold ``TRANSFER``."""
     prepare_process()
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
-
-    if "folder" not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine("folder", _folder_engine())
-    return engine(settings)
-
-
-def _folder_engine() -> type[Any]:
-    """A weight transfer engine of vLLM, which must not be imported before."""
     from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferUpdateInfo
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -49,7 +41,8 @@ def _folder_engine() -> type[Any]:
         def finish_weight_update(self) -> None:
             finalize_layerwise_reload(self.model, self.model_config)
 
-    return FolderEngine
+    WeightTransferEngineFactory._registry["folder"] = lambda: FolderEngine
+    return engine(settings)
 
 
 def files(head: Path) -> tuple[Path, ...]:
