@@ -9,6 +9,7 @@ import torch
 
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
+from tests.heads.judging import Change, setting
 from tests.heads.writers import AUX, speculators
 from tests.heads.writers import vllm as vllm_format
 
@@ -34,39 +35,28 @@ def test_mask_hidden_in_every_number_type(dtype: torch.dtype, shards: int, tmp_p
     np.testing.assert_array_equal(read.array("mask_hidden"), wanted.float().numpy())
 
 
-def edit(file: str = "config.json", **fields):
-    def damage(folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text()) | fields
-        (folder / file).write_text(json.dumps(config))
-
-    return damage
-
-
 INDEX = "model.safetensors.index.json"
 
 
-def same_tensor_twice(folder: Path) -> None:
-    twice = vllm_format()
-    twice.tensors["model.fc.weight"] = twice.tensors["fc.weight"].clone()
-    twice.save(folder)
-
-
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("change", "index", "words"),
     [
-        (edit(hidden_size=None), "hidden_size is null, needs a whole number above 0"),
-        (edit(num_aux_hidden_states=10**12), "num_aux_hidden_states is 1000000000000"),
-        (edit(eagle_aux_hidden_state_layer_ids=[2, True, 5]), "needs a list of whole numbers"),
-        (edit(architectures="LlamaForCausalLMEagle3"), "architectures is"),
-        (edit(eagle_config=[1]), "eagle_config is [1], needs a JSON object"),
-        (edit(speculators_model_type="peagle"), "transformer_layer_config is null"),
-        (edit(INDEX), "weight_map is missing"),
-        (edit(INDEX, weight_map={"fc": "absent.safetensors"}), f"absent.safetensors is missing, and {INDEX} names it"),
-        (same_tensor_twice, "are the same tensor"),
+        (setting(hidden_size=None), None, "hidden_size is null, needs a whole number above 0"),
+        (setting(num_aux_hidden_states=10**12), None, "num_aux_hidden_states is 1000000000000"),
+        (setting(eagle_aux_hidden_state_layer_ids=[2, True, 5]), None, "needs a list of whole numbers"),
+        (setting(architectures="LlamaForCausalLMEagle3"), None, "architectures is"),
+        (setting(eagle_config=[1]), None, "eagle_config is [1], needs a JSON object"),
+        (setting(speculators_model_type="peagle"), None, "transformer_layer_config is null"),
+        (setting(), {}, "weight_map is missing"),
+        (setting(), {"weight_map": {"fc": "absent"}}, f"absent is missing, and {INDEX} names it"),
+        (lambda h: h.tensors.update({"model.mask_hidden": torch.ones(2)}), None, "are the same tensor"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(damage, words: str, tmp_path: Path):
-    damage(vllm_format().save(tmp_path))
+def test_what_cannot_be_read_is_one_line(change: Change, index: dict | None, words: str, tmp_path: Path):
+    change(head := vllm_format())
+    head.save(tmp_path)
+    if index is not None:
+        (tmp_path / INDEX).write_text(json.dumps(index))
     with pytest.raises(HeadError) as caught:
         read_head(tmp_path)
     line = str(caught.value)

@@ -43,11 +43,6 @@ def chat(client: OpenAI, prompt: str) -> str:
     return ask(client, prompt).choices[0].message.content
 
 
-def streamed_chat(client: OpenAI, prompt: str) -> list[str]:
-    """The pieces of the answer, as they arrived."""
-    return [chunk.choices[0].delta.content or "" for chunk in ask(client, prompt, stream=True) if chunk.choices]
-
-
 def test_metrics_show_the_drafts(server: Server, client: OpenAI) -> None:
     names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
     before = [server.metric(f"vllm:spec_decode_{name}_total") for name in names]
@@ -80,6 +75,7 @@ def test_32_clients_at_once(client: OpenAI) -> None:
     prompts = PROMPTS[:32]
     alone = [chat(client, prompt) for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        together = list(pool.map(lambda prompt: "".join(streamed_chat(client, prompt)), prompts))
-    assert together == alone
+        streams = [*pool.map(lambda prompt: [*ask(client, prompt, stream=True)], prompts)]
+    pieces = ([piece.choices[0].delta.content or "" for piece in stream if piece.choices] for stream in streams)
+    assert [*map("".join, pieces)] == alone
     assert [chat(client, prompt) for prompt in prompts[:4]] == alone[:4]
