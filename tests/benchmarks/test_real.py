@@ -58,7 +58,7 @@ def test_a_head_without_its_selector(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(real, "WORK", tmp_path)
     configs = [arm.speculative_config() for arm in real.ARMS if arm.name.startswith(real.PLAIN)]
     (folder,) = tmp_path.iterdir()
-    assert [config["model"] for config in configs] == [str(folder)] * 3
+    assert [config["model"] for config in configs] == [str(folder)] * 2
     assert "candidate_selector" not in json.loads((folder / "config.json").read_text())
     assert not list(folder.glob("edge*"))
 

@@ -48,5 +48,5 @@ def init(original, self, *args, **kwargs):
 
 
 for _module, _head in HEADS.items():
-    PATCH.wraps(_module, f"{_head}.__init__")(init)
     PATCH.wraps(_module, f"{_head}.load_weights")(load_weights)
+    PATCH.wraps(_module, f"{_head}.__init__")(init)
