@@ -49,7 +49,7 @@ def run(config: Config) -> str:
 
 
 def train(config: Config) -> Trainer:
-    """Train a head as peagle.yaml says, or continue one; all of torchrun's processes call this. TryAgain at a signal."""
+    """Train a head as peagle.yaml says, or continue one, in all of torchrun's processes. TryAgain at a signal."""
     cpu.setup()
     loguru.logger.disable("speculators")  # it logs every file that it opens
     disable_progress_bar()  # of transformers, for every checkpoint
