@@ -1,4 +1,4 @@
-"""What Model Runner V2 verifies of drafts that a grammar forbids."""
+"""What Model Runner V2 verifies of drafts that a grammar refuses."""
 
 from types import SimpleNamespace
 
@@ -8,21 +8,33 @@ import torch
 
 from peagle_vllm.patches import v2_speculator
 
+K = 3
 
-def test_a_drawn_draft_that_the_grammar_forbids_is_verified(monkeypatch: pytest.MonkeyPatch):
-    """The first one, on its row of the bitmask, which is the grammar's; those after it are not."""
+
+@pytest.mark.parametrize(
+    ("method", "refused", "acceptable", "first_invalid"),
+    [
+        ("probabilistic", {"a": 2}, 1, 3),
+        ("probabilistic", {"a": 3}, 0, 2),
+        ("probabilistic", {"b": 2}, 0, 1),  # nobody has looked at these drafts, whose rows forbid nothing
+        ("greedy", {"a": 2}, 1, 2),
+    ],
+)
+def test_a_drawn_draft_that_the_grammar_refuses_is_verified(
+    method: str, refused: dict[str, int], acceptable: int, first_invalid: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The first one, on its row of the bitmask; those after it are not."""
     from vllm.v1.core.sched.output import GrammarOutput
     from vllm.v1.worker.gpu.structured_outputs import grammar_invalid_drafts
 
-    position, ends = torch.arange(4), torch.tensor([0, 4])
-    num = {"num_reqs": 1, "num_draft_tokens": 3, "num_draft_tokens_per_req": np.array([3])}
-    batch = SimpleNamespace(req_ids=["a"], expanded_local_pos=position, cu_num_logits=ends, **num)
     monkeypatch.setattr(v2_speculator, "is_peagle", lambda _: True)
-
-    def invalid(_runner, _hidden, batch, grammar):
-        return grammar_invalid_drafts(batch, grammar.structured_output_request_ids, grammar.num_acceptable_drafts)
-
-    for draft_logits, first_invalid in ((None, 2), (position, 3)):
-        runner = SimpleNamespace(vllm_config=None, speculator=SimpleNamespace(draft_logits=draft_logits))
-        grammar = GrammarOutput(["a"], np.zeros((4, 1), np.int32), [1])
-        assert torch.equal(v2_speculator.sample(invalid, runner, None, batch, grammar), position >= first_invalid)
+    config = SimpleNamespace(speculative_config=SimpleNamespace(draft_sample_method=method))
+    scheduler, step = SimpleNamespace(vllm_config=config), SimpleNamespace(num_invalid_spec_tokens=refused)
+    made = GrammarOutput(["a"], np.zeros((1 + K, 1), np.int32), [acceptable])
+    grammar = v2_speculator.get_grammar_bitmask(lambda *_: made, scheduler, step)
+    position, ends = torch.arange(1 + K), torch.tensor([0, 1 + K])
+    num = {"num_reqs": 1, "num_draft_tokens": K, "num_draft_tokens_per_req": np.array([K])}
+    batch = SimpleNamespace(req_ids=["a"], expanded_local_pos=position, cu_num_logits=ends, **num)
+    invalid = grammar_invalid_drafts(batch, grammar.structured_output_request_ids, grammar.num_acceptable_drafts)
+    expected = position >= first_invalid
+    assert torch.equal(invalid, expected) if invalid is not None else not expected.any()

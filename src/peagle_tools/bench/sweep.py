@@ -75,7 +75,7 @@ class Sweep:
         }
         before = read_sweep(self.results) or now
         for what in now:
-            old, new = before.get(what, {}), now[what]
+            old, new = before.get(what, now[what]), now[what]
             keys = [key for key in old | new if old.get(key) != new.get(key) and key not in CHANGE_NO_MEASUREMENT]
             if keys:
                 began = f"{self.results.name} was begun with other {what} ({', '.join(keys)})"

@@ -163,7 +163,7 @@ def data(config: Config) -> str:
         shutil.rmtree(folder / "cache")
     counts = f"{len(lengths)} documents, {sum(lengths)} tokens, the longest {max(lengths)}, {num_held} held out"
     others = num_answers - len(lengths)
-    return f"{counts}; {others} more of held-out conversations, or as long as the context, are left out"
+    return f"{counts}; {others} more of held-out conversations or prompts, or as long as the context, are left out"
 
 
 def states(config: Config) -> str:

@@ -32,7 +32,7 @@ def obstacles(head: Head, to: Format, target: Target | None) -> list[Problem]:
     vocabulary = read_map(head)
     corrected = vocabulary.fault if vocabulary.form == "target ids" else None
     problems = [problem for problem in check(head, target) if problem.line != corrected]
-    if to == "speculators" and head.served.get("quantization_config"):
+    if to == "speculators" and head.is_quantized:
         line = f"quantized weights have no place in speculators' format: {head.config_file}; use --to vllm"
         problems.append(Problem(line))
     return problems

@@ -4,8 +4,6 @@ The runner gives speculators the temperatures and seeds of its sampler's states;
 for their top-k and top-p.
 """
 
-from dataclasses import replace
-
 from peagle_vllm.head_state import head_state
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.patches.ledger import Patch, members
@@ -20,6 +18,7 @@ PATCH = Patch(
         "vllm.v1.worker.gpu.states": ("RequestState.__init__",),
         "vllm.v1.worker.gpu.input_batch": ("post_update",),
         "vllm.v1.worker.gpu.structured_outputs": ("grammar_invalid_drafts",),
+        "vllm.v1.core.sched.scheduler": ("Scheduler.update_draft_token_ids_in_output",),
         # The base classes of ParallelEagleSpeculator: what it overrides, and what calls that or is called in its place.
         "vllm.v1.worker.gpu.spec_decode.eagle.speculator": ("EagleSpeculator",),
         "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator": members(
@@ -74,16 +73,18 @@ def load_model(original, self, *args, **kwargs):
     return loaded
 
 
-@PATCH.wraps("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.sample")
-def sample(original, self, hidden_states, input_batch, grammar_output, *args, **kwargs):
-    """A drawn draft that the grammar forbids is verified, too: its row of the bitmask is the grammar's.
+@PATCH.wraps("vllm.v1.core.sched.scheduler", "Scheduler.get_grammar_bitmask")
+def get_grammar_bitmask(original, self, scheduler_output, *args, **kwargs):
+    """A drawn draft that the grammar has refused is verified, too: its row of the bitmask is the grammar's.
 
-    vLLM would end there and sample from the target alone, which favours the tokens that the head draws often.
+    vLLM would end before it and sample from the target alone, which favours the tokens that the head draws often.
     """
-    accepted = grammar_output and grammar_output.num_acceptable_drafts
-    if accepted and is_peagle(self.vllm_config) and self.speculator.draft_logits is not None:
-        grammar_output = replace(grammar_output, num_acceptable_drafts=[number + 1 for number in accepted])
-    return original(self, hidden_states, input_batch, grammar_output, *args, **kwargs)
+    grammar, refused = original(self, scheduler_output, *args, **kwargs), scheduler_output.num_invalid_spec_tokens
+    config = self.vllm_config
+    if grammar and refused and is_peagle(config) and config.speculative_config.draft_sample_method == "probabilistic":
+        numbers = zip(grammar.structured_output_request_ids, grammar.num_acceptable_drafts, strict=True)
+        grammar.num_acceptable_drafts = [number + (req_id in refused) for req_id, number in numbers]
+    return grammar
 
 
 @PATCH.wraps("vllm.v1.worker.gpu.spec_decode.eagle.utils", "_should_share")
