@@ -14,8 +14,7 @@ class PEagleState:
     """Of one ``Eagle3LlamaForCausalLM`` or ``Eagle3Qwen3ForCausalLM``.
 
     Attributes:
-        own_modules: (parent, name, module) of what vLLM may replace by the target's after the first load; empty for
-            dummy weights.
+        own_modules: (parent, name, module) of what vLLM may replace by the target's; empty for dummy weights.
         updates: set once the drafter has the head.
         has_vllm_top_k: whether vLLM's ``get_top_k_tokens`` runs here; None until it was tried.
     """

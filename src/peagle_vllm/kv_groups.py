@@ -19,12 +19,12 @@ from peagle_vllm.serving import warn_once
 
 
 @contextmanager
-def own_windows(vllm_config: VllmConfig) -> Iterator[None]:
+def own_cache_settings(vllm_config: VllmConfig) -> Iterator[None]:
     """Load a head under this: its layers see what its own config says.
 
     Where every layer of the target slides, vLLM gives its window to each layer that names none, the head's too, until
-    a draft model has a cache config of its own. So it does with the dtype of a sparse latent attention, which no layer
-    of a head can have; and what a quantized head says of its KV becomes the target's.
+    a draft model has a cache config of its own. The cache's dtype is shared likewise: sparse latent attention sets one
+    that no layer of a head supports, and a quantized head can set one for its target.
     """
     cache_config, spec = vllm_config.cache_config, vllm_config.speculative_config
     dtype, window, cache_config.sliding_window = cache_config.cache_dtype, cache_config.sliding_window, None

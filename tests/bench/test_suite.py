@@ -31,6 +31,7 @@ MISTAKES = {
     "two sources": ("    prompts: 12", "    hub: gsm8k\n    prompts: 12", 12, "datasets.prompts: give exactly one of"),
     "no folder": ("./eagle}", "./eagel}", 6, "arms.EAGLE-3.speculative_config: there is no folder ./eagel"),
     "not quoted": ("none: {}", "none: {environment: {A: 1}}", 4, "arms.none.environment.A: is 1; write it in quotes"),
+    "counters": ("none: {}", 'none: {flags: "--disable-log-stats"}', 4, "arms.none.flags: --disable-log-stats turns"),
     "our flag": ("none: {}", 'none: {flags: "--spec_method=x"}', 4, "arms.none.flags: --spec-method does not belong"),
     "no YAML": ("none: {}", "none: {", 6, "no YAML"),
     "same files": ("none: {}", "none: {}\n  None: {}", 1, "suite: two of none, None, EAGLE-3"),

@@ -50,12 +50,12 @@ def test_a_windowed_head_makes_no_groups_of_latent_attention():
 def test_the_cache_of_target_and_head_may_differ_in_dtype():
     """vLLM writes the dtype of a sparse latent attention, and of a quantized head's KV, into one config for both."""
     prepare_process()
-    from peagle_vllm.kv_groups import own_windows
+    from peagle_vllm.kv_groups import own_cache_settings
 
     for of_target, of_head, loaded in (("fp8_ds_mla", "fp8_ds_mla", "auto"), ("auto", "fp8", "fp8")):
         cache = SimpleNamespace(cache_dtype=of_target, sliding_window=8)
         config = SimpleNamespace(cache_config=cache, speculative_config=SimpleNamespace(kv_cache_dtype=None))
-        with own_windows(config):
+        with own_cache_settings(config):
             cache.cache_dtype = of_head
         assert (cache.cache_dtype, cache.sliding_window) == (of_target, 8)
         assert config.speculative_config.kv_cache_dtype == loaded

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from peagle_tools.shared.checked_yaml import Strict
 
 HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval", "gsm8k": "openai/gsm8k"}
-SET_BY_THE_SWEEP = ("--host", "--port", "--model", "--served-model-name", "-sc", "--disable-log-stats")  # and --spec...
+SET_BY_THE_SWEEP = ("--host", "--port", "--model", "--served-model-name", "-sc")  # and all that begin with --spec
 
 
 def _model(name: str, info: ValidationInfo) -> str:
@@ -32,6 +32,8 @@ def _not_the_sweeps(flags: str) -> str:
     for word in shlex.split(flags):
         if (name := re.split("[=.]", word)[0].replace("_", "-")) in SET_BY_THE_SWEEP or name.startswith("--spec"):
             raise ValueError(f"{name} does not belong here: the sweep sets it, from the suite's other keys")
+        if name == "--disable-log-stats":
+            raise ValueError(f"{name} turns off the counters that acceptance is read from; leave it out")
     return flags
 
 

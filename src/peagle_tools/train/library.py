@@ -6,8 +6,6 @@ from typing import Any
 from speculators.cli import app
 from speculators.data_generation import vllm_client
 
-LONGEST_WRITE = 3600.0  # seconds
-
 answering: Any = import_module("speculators.cli.regenerate_responses")  # its package has a function of that name
 sample_of = answering._sample_from_response
 
@@ -21,8 +19,8 @@ def sample_from_response(data: dict[str, Any], **options: Any) -> Any:
 
 
 def main() -> None:
-    """Wait for a slow disk: who gives up a file after 10 s asks for the next one, and their queue only grows."""
-    vllm_client.wait_for_lock_async.__defaults__ = (LONGEST_WRITE, *vllm_client.wait_for_lock_async.__defaults__[1:])
+    """Wait for a file as long as the disk takes: speculators gives up after 10 s, and asks for more files."""
+    vllm_client.wait_for_lock_async.__defaults__ = (3600.0, *vllm_client.wait_for_lock_async.__defaults__[1:])
     answering._sample_from_response = sample_from_response
     app()
 

@@ -40,7 +40,7 @@ def load_weights(original, self, weights, *args, **kwargs):
 
 
 def init(original, self, *args, **kwargs):
-    """vLLM learns from the loaded weights what the head has of its own: of dummy weights, nothing."""
+    """vLLM learns from the loaded weights what the head has of its own; dummy weights do not say."""
     original(self, *args, **kwargs)
     for module in ("embed_tokens", "lm_head"):
         if any(f"{module}." in name for name in getattr(self.config, TENSORS, ())):

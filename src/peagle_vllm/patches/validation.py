@@ -130,11 +130,11 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     patches.refuse_if_changed()
     _check_depth(spec.num_speculative_tokens, vllm_config)
     if spec.rejection_sample_method == "block":
-        if not vllm_config.use_v2_model_runner:  # which takes it for "standard"
+        if not vllm_config.use_v2_model_runner:  # V1 takes it for "standard"
             raise RefusedError("rejection_sample_method=block needs Model Runner V2, this engine runs V1; leave it out")
         from vllm.v1.worker.gpu.sample import gumbel
 
-        if not hasattr(gumbel, "spec_step_seed"):  # it uses a position's random number in two steps
+        if not hasattr(gumbel, "spec_step_seed"):  # 0.32 compares a position with one random number in two steps
             raise RefusedError("rejection_sample_method=block samples wrongly before vLLM 0.33; leave it out")
     attention = vllm_config.attention_config
     is_inherited = vllm_config.use_v2_model_runner and not (spec.attention_backend or attention.backend_per_kind)

@@ -24,7 +24,7 @@ from peagle_kernels.layout import DraftBatch, ragged_lengths, seq_lens_bound, st
 from peagle_kernels.lookup_drafts import OneHot, lookup_drafts
 from peagle_kernels.prepare_inputs import prepare_inputs
 from peagle_vllm.draft_log import log_start
-from peagle_vllm.kv_groups import keep_windows_whole, own_windows, warn_of_split, with_draft_model
+from peagle_vllm.kv_groups import keep_windows_whole, own_cache_settings, warn_of_split, with_draft_model
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_candidates, top_tokens
@@ -76,7 +76,7 @@ class ParallelEagleProposer(EagleProposer):
         return self.vllm_config.model_config.max_model_len
 
     def load_model(self, target_model: torch.nn.Module) -> None:
-        with own_windows(self.vllm_config):
+        with own_cache_settings(self.vllm_config):
             super().load_model(target_model)
         keep_windows_whole(self.model, self.vllm_config)
         check_loaded_head(self.model, self.vllm_config)

@@ -32,7 +32,7 @@ from peagle_kernels.lookup_drafts import OneHot, lookup_drafts
 from peagle_kernels.prepare_inputs import prepare_inputs
 from peagle_kernels.select_candidates import Drawing
 from peagle_vllm.draft_log import log_start
-from peagle_vllm.kv_groups import keep_windows_whole, own_windows, warn_of_split
+from peagle_vllm.kv_groups import keep_windows_whole, own_cache_settings, warn_of_split
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
@@ -73,7 +73,7 @@ class ParallelEagleSpeculator(EagleSpeculator):
         return self.vllm_config.model_config.max_model_len
 
     def load_model(self, target_model: torch.nn.Module) -> None:
-        with own_windows(self.vllm_config):
+        with own_cache_settings(self.vllm_config):
             super().load_model(target_model)
         keep_windows_whole(self.model, self.vllm_config)
         # The mask rows have no multimodal embedding; text drafts stay exact for text.
