@@ -33,6 +33,8 @@ MISTAKES = {
     "not quoted": ("none: {}", "none: {environment: {A: 1}}", 4, "arms.none.environment.A: is 1; write it in quotes"),
     "counters": ("none: {}", 'none: {flags: "--disable-log-stats"}', 4, "arms.none.flags: --disable-log-stats turns"),
     "our flag": ("none: {}", 'none: {flags: "--spec_method=x"}', 4, "arms.none.flags: --spec-method does not belong"),
+    "config file": ("none: {}", "none: {flags: --config=a.yaml}", 4, "arms.none.flags: --config cannot be measured"),
+    "secret": ("none: {}", "none: {environment: {HF_TOKEN: a}}", 4, "arms.none.environment: HF_TOKEN would be written"),
     "no YAML": ("none: {}", "none: {", 6, "no YAML"),
     "same files": ("none: {}", "none: {}\n  None: {}", 1, "suite: two of none, None, EAGLE-3"),
     "bad name": ("name: trial", "name: A trial", 1, "name: String should match pattern"),
@@ -89,6 +91,7 @@ def test_conversations_are_sent_whole(tmp_path: Path, monkeypatch: pytest.Monkey
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}) + '\n{"prompt": "What?"}\n')
     args, out = Namespace(prompts=str(tmp_path / "a.jsonl"), model=str(TARGET)), tmp_path / "out.jsonl"
+    args.trust_remote_code = False
     client.write_prompts(args, out)
     assert (args.dataset_name, args.dataset_path, args.skip_chat_template) == ("custom", str(out), True)
     sent = [json.loads(line)["prompt"] for line in out.read_text().splitlines()]
@@ -97,6 +100,6 @@ def test_conversations_are_sent_whole(tmp_path: Path, monkeypatch: pytest.Monkey
     chats = (chat, [{"role": "user", "content": "What?"}])
     assert sent == [template(turns, add_generation_prompt=True, tokenize=False) for turns in chats]
     tokenizer.chat_template = None
-    monkeypatch.setattr(client, "read_tokenizer", lambda _: tokenizer)
+    monkeypatch.setattr(client, "read_tokenizer", lambda *_, **__: tokenizer)
     client.write_prompts(args, out)
     assert [json.loads(line)["prompt"] for line in out.read_text().splitlines()] == ["Be brief.\nWhy?", "What?"]

@@ -181,6 +181,9 @@ def test_a_whole_sweep_is_continued_by_its_like_only(trial: Trial) -> None:
     assert "prompts.jsonl:1 is not valid JSON; write " in one_line(trial.run(2))
     prompts.write_text(text)
     assert "begun with other variables (PEAGLE_VLLM_ACCEPT)" in one_line(trial.run(2, PEAGLE_VLLM_ACCEPT="gate"))
+    (head := trial.suite.parent / "eagle/model.safetensors").write_text("another head")
+    assert "begun with other models (./eagle)" in one_line(trial.run(2))
+    head.unlink()
     sweep = trial.results / "sweep.json"
     sweep.write_text(sweep.read_text().replace('"torch": "', '"torch": "another'))
     assert "begun with other versions (torch)" in one_line(trial.run(2))

@@ -99,6 +99,8 @@ def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
     words += ["--max-concurrency", str(cell.concurrency), "--num-warmups", str(suite.warmups)]
     words += ["--temperature", str(suite.temperature), "--request-id-prefix", f"{cell.id}-"]
     words += ["--percentile-metrics", "ttft,tpot", "--metric-percentiles", "50,99"]
+    if "--trust-remote-code" in shlex.split(suite.serve.flags):
+        words.append("--trust-remote-code")
     return [*words, "--save-result", "--save-detailed", "--disable-tqdm"]
 
 
@@ -146,7 +148,8 @@ def answers_of(messages: list[str]) -> list[Answer]:
 
 def write_prompts(args: Any, file: Path) -> None:
     """Write the prompts of ``args.prompts`` as vLLM's data set ``custom`` reads them, in the target's chat template."""
-    tokenizer, prompts = read_tokenizer(args.model), read_prompts(Path(args.prompts))
+    tokenizer = read_tokenizer(args.model, trust_remote_code=args.trust_remote_code)
+    prompts = read_prompts(Path(args.prompts))
     texts = [templated(tokenizer, messages, tokenize=False) for messages in prompts]
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     args.dataset_name, args.dataset_path = "custom", str(file)

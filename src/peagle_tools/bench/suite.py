@@ -15,6 +15,9 @@ from peagle_tools.shared.checked_yaml import Strict
 
 HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval", "gsm8k": "openai/gsm8k"}
 SET_BY_THE_SWEEP = ("--host", "--port", "--model", "--served-model-name", "-sc")  # and all that begin with --spec
+# A config file can make the arm without speculation speculate; the sweep speaks plain HTTP, without a key.
+NOT_IN_A_SWEEP = ("--config", "--uds", "--ssl-keyfile", "--ssl-certfile", "--api-key")
+SECRET = re.compile("(^|_)(TOKEN|KEY|SECRET|PASSWORD)$", re.IGNORECASE)
 
 
 def _model(name: str, info: ValidationInfo) -> str:
@@ -34,7 +37,15 @@ def _not_the_sweeps(flags: str) -> str:
             raise ValueError(f"{name} does not belong here: the sweep sets it, from the suite's other keys")
         if name == "--disable-log-stats":
             raise ValueError(f"{name} turns off the counters that acceptance is read from; leave it out")
+        if name in NOT_IN_A_SWEEP:
+            raise ValueError(f"{name} cannot be measured; leave it out (of a --config file write the flags themselves)")
     return flags
+
+
+def _no_secret(environment: dict[str, str]) -> dict[str, str]:
+    if secrets := [name for name in environment if SECRET.search(name)]:
+        raise ValueError(f"{secrets[0]} would be written into results; export it instead, servers inherit it")
+    return environment
 
 
 Positive = Annotated[int, Field(ge=1)]
@@ -48,7 +59,7 @@ class Flags(Strict):
     """Flags of ``vllm serve`` as one string, word for word, and environment variables."""
 
     flags: Words = ""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: Annotated[dict[str, str], AfterValidator(_no_secret)] = Field(default_factory=dict)
 
 
 class Arm(Flags):

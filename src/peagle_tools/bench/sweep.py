@@ -72,6 +72,7 @@ class Sweep:
             "hardware": provenance.hardware(),
             "variables": provenance.variables(),
             "prompts": {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()},
+            "models": self._models(),
         }
         before = read_sweep(self.results) or now
         for what in now:
@@ -82,6 +83,18 @@ class Sweep:
                 raise ToolError(f"{began}; name another folder with --results")
         (self.results / "cells").mkdir(exist_ok=True)
         write_whole(self.results / "sweep.json", json.dumps(now, indent=1) + "\n")
+
+    def _models(self) -> dict[str, str]:
+        """Of each model that is a folder, a hash of its files' sizes and times: another may have come to its place."""
+        heads = [str((arm.speculative_config or {}).get("model", "")) for arm in self.suite.arms.values()]
+        hashes = {}
+        for name in {self.suite.target, *heads}:
+            folder = self.folder / name
+            stats = [file.stat() for file in sorted([*folder.glob("config.json"), *folder.rglob("*.safetensors")])]
+            if name and stats:
+                stamps = repr([(stat.st_size, stat.st_mtime_ns) for stat in stats])
+                hashes[name] = hashlib.sha256(stamps.encode()).hexdigest()[:16]
+        return hashes
 
     def _serve(self, missing: list[Cell]) -> None:
         """Measure cells of one arm, depth and repeat, on a further server where one has failed."""

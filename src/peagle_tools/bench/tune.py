@@ -28,7 +28,7 @@ def tune(
         list[int] | None, typer.Option(min=1, help="As you serve; may be given often. Without it 1, 8.")
     ] = None,
     serve: Annotated[
-        str, typer.Option(metavar="FLAGS", help="Flags of `vllm serve`, word for word, in quotes, in place of these.")
+        str, typer.Option(metavar="FLAGS", help="Flags of `vllm serve` in place of these, paths absolute.")
     ] = "--no-enable-prefix-caching",
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="The longest answer, in tokens.")] = 256,
     results: Annotated[

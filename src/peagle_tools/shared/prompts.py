@@ -10,12 +10,12 @@ from peagle_vllm.heads.files import one_line
 PROMPTS = Path(__file__).with_name("prompts.txt").read_text(encoding="utf-8").splitlines()
 
 
-def read_tokenizer(target: str) -> Any:
+def read_tokenizer(target: str, *, trust_remote_code: bool = False) -> Any:
     """The target's tokenizer. Raises ToolError where it has none that can be read."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(target)
+        return AutoTokenizer.from_pretrained(target, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers raises what it likes
         raise ToolError(f"{target} has no tokenizer that can be read ({one_line(error)}); name its folder") from None
 

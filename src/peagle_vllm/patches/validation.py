@@ -73,6 +73,7 @@ def post_init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     if self.target_model_config and _names_peagle(self.model, self.method, self.parallel_drafting, self.revision):
         # Before vLLM reads the head, because its own errors are about something else.
         self.method = "eagle3"
+        patches.refuse_if_changed()  # here too: vLLM may have moved VllmConfig, and then its hook never runs
         with _head_config(_checked_head(self), self):
             original(self, *args, **kwargs)
         return
