@@ -99,6 +99,12 @@ def test_other_settings_are_refused_until_the_step_is_done_again(file: Path) -> 
         end(file)
 
 
+def test_what_costs_memory_or_time_alone_may_change(file: Path) -> None:
+    end(file, stopped="run")
+    lighter = "engine: {gpu_memory_utilization: 0.5}\nstep: {chunk_rows: 8}\nspeculators: {num_workers: 0}\n"
+    assert end(written(file.parent, 8, lighter)) == ["run", "check"]
+
+
 def test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are(file: Path) -> None:
     """The server's own dtype is another: with that, answers are others."""
     end(file, stopped="run")
@@ -113,8 +119,8 @@ def test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are(file: Path
     ("settings", "says"),
     [
         ("speculators: {no_such_option: 1}", "speculators.no_such_option: is no option"),
-        ("head: {aux_layers: [2, 99]}", r"aux_layers: is \[2, 99\]; name some of 0 to 8"),
-        ("head: {aux_layers: [5, 2]}", r"is \[5, 2\]; name some of 0 to 8, ascending"),
+        ("head: {aux_layers: [2, 99]}", r"aux_layers: is \[2, 99\]; name some of 0 to 7"),
+        ("head: {aux_layers: [5, 2]}", r"is \[5, 2\]; name some of 0 to 7, ascending"),
         ("head: {init: ./typo}", "^/.*/typo is not a folder"),
     ],
 )

@@ -60,7 +60,8 @@ def answer(
     from vllm import EngineArgs
     from vllm.sampling_params import RepetitionDetectionParams
 
-    of_engine = {field.name for field in fields(EngineArgs)}  # ``engine`` may have some of the server alone
+    # ``engine`` may have some of the server alone, and data parallel ranks need one.
+    of_engine = {field.name for field in fields(EngineArgs) if not field.name.startswith("data_parallel")}
     pair = replace(pair, arguments={name: value for name, value in pair.arguments.items() if name in of_engine})
     until = RepetitionDetectionParams(**LOOP)
     with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:

@@ -18,7 +18,8 @@ STEPS = {
     "data": "Make token data of the answers.",
     "states": "Store the hidden states of all documents.",
     "run": "Train a head, or continue where a run was stopped or killed. Several GPUs: "
-    "`torchrun --nproc-per-node 8 -m peagle_tools.cli train run peagle.yaml`; each has its own batches.",
+    "`torchrun --shutdown-timeout 600 --nproc-per-node 8 -m peagle_tools.cli train run peagle.yaml`; each has its own "
+    "batches.",
     "check": "Compare the best head's AL in vLLM with that of replay.",
 }
 

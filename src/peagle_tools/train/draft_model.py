@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.partition import ATTENTION, Documents, RowAttention, StepRows, anchor_chunks, chunked_sum
-from peagle_tools.train.selector_training import selector_loss
+from peagle_tools.train.selector_training import mean_over_processes, selector_loss
 
 utils.GEMMA_STYLE_FINAL_NORM_MODEL_TYPES |= {"qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text"}
 peagle.PEagleSpeculatorConfig._auto_class = None  # else each head is saved with the source of this class
@@ -76,7 +76,7 @@ class PEagleDraftModel(peagle.PEagleDraftModel):  # its name stands in config.js
         all_rows = StepRows(*generate_cod_sample_indices(input_ids.shape[1], loss_mask, *how, max_anchors=max_anchors))
         is_mask = all_rows.depth > 0
         mask_rows = StepRows(all_rows.anchor[is_mask], all_rows.depth[is_mask])
-        total = loss_mask[0, all_rows.position].sum(dtype=torch.float64)
+        total = mean_over_processes(loss_mask[0, all_rows.position].sum(dtype=torch.float64), self)
         metrics: dict[str, Tensor] = {}
         selector_part = None
         if self.candidate_selector is not None:

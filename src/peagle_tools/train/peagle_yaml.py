@@ -17,6 +17,7 @@ from peagle_vllm.heads.target import read_target
 Positive = Annotated[int, Field(ge=1)]
 STAMP = "hidden_states.json"
 TRAINING = {"head", "step", "optimizer", "selector", "speculators"}  # sections that decide what training makes
+MANNER = {"chunk_rows", "num_workers", "prefetch_factor", "log_freq", "logger", "run_name"}  # they change no weight
 DTYPES = ("bfloat16", "float16", "float32")
 Share = Annotated[float, Field(ge=0, le=1, strict=False)]
 
@@ -154,8 +155,9 @@ class Config(Strict):
         """
         num_layers = read_target(self.target).num_layers
         layers = self.head.aux_layers or [*default_aux_layers(num_layers)]
-        if layers != sorted({*layers}.intersection(range(num_layers + 1))):  # the order in which vLLM hands them over
-            raise ToolError(f"head.aux_layers: is {layers}; name some of 0 to {num_layers}, ascending, each once")
+        most = num_layers - (self.data.states == "files")  # vLLM adds the last one's, and hands each over once
+        if layers != sorted({*layers}.intersection(range(most + 1))):  # the order in which vLLM hands them over
+            raise ToolError(f"head.aux_layers: is {layers}; name some of 0 to {most}, ascending, each once")
         return layers
 
     @property
@@ -167,6 +169,14 @@ class Config(Strict):
     def stamp(self) -> dict[str, Any]:
         """What hidden states are of. Who makes them writes it to ``data_folder / STAMP``; ``train run`` compares."""
         return {"target": Path(self.target).name, "aux_layers": self.aux_layers, "dtype": self.target_dtype}
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What decides the weights of a run: ``TRAINING`` without what costs speed or memory alone."""
+        parts = self.model_dump(mode="json", include=TRAINING)
+        for section in ("step", "speculators"):
+            parts[section] = {key: value for key, value in parts[section].items() if key not in MANNER}
+        return parts
 
     @property
     def ks(self) -> list[int]:

@@ -12,9 +12,10 @@ from typing import Any
 
 from peagle_tools.shared.atomic_files import locked, write_whole
 from peagle_tools.shared.errors import ToolError
-from peagle_tools.train.peagle_yaml import STAMP, TRAINING, Config
+from peagle_tools.train.peagle_yaml import STAMP, Config
 
 NOTES = "steps.json"
+OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"}
 SPECULATORS = "0.9.0"  # as pyproject.toml pins it: classes of it are overridden, and some of its functions replaced
 
 # Where each step's function is, imported when it runs; what the step writes, and --from removes.
@@ -82,16 +83,16 @@ def pipeline(file: Path, config: Config, begin: str | None) -> None:
 
 def settings(config: Config) -> dict[str, Any]:
     """What decides the output of each step, next to the output of the step before it."""
-    parts = config.model_dump(mode="json")
-    data = {key: parts["data"][key] for key in ("prompts", "apart_from", "from_target", "sampling")}
+    data = config.data.model_dump(mode="json", include={"prompts", "apart_from", "from_target", "sampling"})
     files = [Path(name) for name in data["prompts"] + data["apart_from"] if Path(name).is_file()]
     contents = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    engine = {name: value for name, value in config.engine.items() if name not in OF_MEMORY}
     return {
         "prompts": [config.target, data, contents, config.optimizer.seed],
-        "answers": [config.data.max_tokens, config.engine | {"dtype": config.target_dtype}],
+        "answers": [config.data.max_tokens, engine | {"dtype": config.target_dtype}],
         "data": config.data.held_out,
         "states": config.stamp if config.data.states == "files" else "in memory",
-        "run": [parts[key] for key in sorted(TRAINING)],
+        "run": config.training,
         "check": config.ks,
     }
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from speculators.models.dflash2.metrics import selector_training_candidates
@@ -65,6 +66,15 @@ def served(predecessors: Tensor, successors: Tensor, projection: Tensor) -> sele
     return select_candidates.CandidateSelector(predecessors, successors, projection, ones, ones.clone(), num_candidates)
 
 
+def mean_over_processes(count: Tensor, head: Any) -> Tensor:
+    """Of ``count`` in each training process. DDP means gradients: so a row counts alike in whichever process."""
+    if head.training and dist.is_initialized():
+        count = count.double()
+        dist.all_reduce(count)
+        count /= dist.get_world_size()
+    return count
+
+
 def selector_loss(
     head: Any, metrics: dict[str, Tensor], input_ids: Tensor, loss_mask: Tensor, documents: Documents, rows: StepRows
 ) -> Callable[[Tensor, Tensor, StepRows], Tensor]:
@@ -88,7 +98,7 @@ def selector_loss(
     if head.t2d is not None:
         draft_ids = (head.t2d.cumsum(0) - 1).where(head.t2d, -1)
         following = draft_ids[following].where(following >= 0, -1)
-    total = (following[rows.position] >= 0).sum().clamp(min=1)
+    total = mean_over_processes((following[rows.position] >= 0).sum(), head).clamp(min=1)
 
     def loss_of(hidden: Tensor, logits: Tensor, rows: StepRows) -> Tensor:
         truth = following[rows.position]

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from logging import Handler, LogRecord, getLogger
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from peagle_tools.train.checkpoints import REPLAYED, Checkpoints
 from peagle_tools.train.documents import listed
 from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.lines import add_line, read_lines, write_lines
-from peagle_tools.train.peagle_yaml import TRAINING, Config
+from peagle_tools.train.peagle_yaml import Config
 from peagle_tools.train.replay import measure
 from peagle_tools.train.selector_training import build_optimizers
 
@@ -54,7 +55,7 @@ class Trainer(library.Trainer):
         self.local_step = self._resume_local_step = state.get("local_step", 0)
         if state:
             for name, value in self._run_of().items():
-                if (before := state["run"].get(name)) != value:
+                if (before := state["run"].get(name, value)) != value:
                     what = f"step-{state['step']} is of another run: {name} was {before!r} and is {value!r}"
                     remedy = "put it back, or begin another run with another `folder`"
                     raise ToolError(f"{self.checkpointer.path}/{what}; {remedy}")
@@ -127,8 +128,10 @@ class Trainer(library.Trainer):
 
     def _run_of(self) -> dict[str, Any]:
         """What decides the weights of this run."""
-        of_yaml = self.settings.model_dump(mode="json", include=TRAINING)
-        return {**of_yaml, "documents": len(self.train_loader.dataset), "processes": self.world}
+        documents = self.train_loader.dataset
+        lengths = sha256(str([*documents.approx_lengths]).encode()).hexdigest()[:16]
+        counts = {"documents": len(documents), "lengths of documents": lengths, "processes": self.world}
+        return {**self.settings.training, **counts}
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
