@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from peagle_tools.diagnose.interventions import Setup
 from peagle_tools.diagnose.search import USUAL, Diagnosis, Trial, irregularities
@@ -44,8 +44,18 @@ def _trial(trial: Trial) -> dict[str, Any]:
 
 def show(console: Console, setup: Setup, diagnosis: Diagnosis) -> None:
     console.print(f"K = {setup.k}, aux layers {list(setup.aux_layers)}, mask token {setup.mask_token_id}, greedy")
-    _show_curve(console, diagnosis.base.curve)
-    table = _table("last tokens that occurred before", "drafts", "AL", "accepted at position 1..K, %")
+    base = diagnosis.base.curve
+    console.print(f"acceptance length {base.length:.2f} in {base.num_drafts} drafts\n", style="bold")
+    columns = (Column(name, justify="right") for name in ("position", "accepted", "usual"))
+    table = Table(*columns, "", box=None, padding=(0, 2, 0, 0))
+    for position, share in enumerate(base.shares, start=1):
+        low, high = (rate**position for rate in USUAL)
+        table.add_row(str(position), f"{share:.0%}", f"{low:.0%} to {high:.0%}", "#" * round(40 * share))
+    console.print(table, "")
+    for line in irregularities(base):
+        console.print(f"unusual  {line}", style="yellow")
+    header = ("last tokens that occurred before", "drafts", "AL", "accepted at position 1..K, %")
+    table = Table(*header, box=None, padding=(0, 2, 0, 0))
     for last, curve in diagnosis.base.repeated.items():
         shares = " ".join(f"{100 * share:.0f}" for share in curve.shares)
         table.add_row(str(last), str(curve.num_drafts), f"{curve.length:.2f}", shares)
@@ -59,22 +69,3 @@ def show(console: Console, setup: Setup, diagnosis: Diagnosis) -> None:
     console.print(f"fix      {cause.intervention.fix}", style="green", soft_wrap=True)
     if irregularities(cause.after.curve):
         console.print("acceptance is still unusual with that: fix it, and diagnose again", style="yellow")
-
-
-def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, padding=(0, 2, 0, 0))
-
-
-def _show_curve(console: Console, curve: Acceptance) -> None:
-    """Acceptance by position, and what is unusual in it, a line each."""
-    console.print(f"acceptance length {curve.length:.2f} in {curve.num_drafts} drafts\n", style="bold")
-    table = _table("position", "accepted", "usual")
-    for column in table.columns:
-        column.justify = "right"
-    table.add_column("")
-    for position, share in enumerate(curve.shares, start=1):
-        low, high = (rate**position for rate in USUAL)
-        table.add_row(str(position), f"{share:.0%}", f"{low:.0%} to {high:.0%}", "#" * round(40 * share))
-    console.print(table, "")
-    for line in irregularities(curve):
-        console.print(f"unusual  {line}", style="yellow")

@@ -46,6 +46,9 @@ def apply(worker: Any, setup: Setup) -> None:
     The aux layers and the mask token are asked for as vLLM's runners do. Where layers norm their residual, and their
     rotary embedding, is part of the loaded modules, which this engine alone uses.
     """
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.rotary_embedding import get_rope
+
     runner, drafter = worker.model_runner, drafter_of(worker)
     runner.model.set_aux_hidden_state_layers(setup.aux_layers)
     if drafter is None:  # another pipeline stage drafts
@@ -56,17 +59,11 @@ def apply(worker: Any, setup: Setup) -> None:
     first._residual_norm = first._norm_before_residual if setup.norm_before_residual else first._norm_after_residual
     if not hasattr(drafter, "rope_as_loaded"):
         drafter.rope_as_loaded = first.self_attn.rotary_emb
-    rope = drafter.rope_as_loaded
+    rope = loaded = drafter.rope_as_loaded
+    if setup.rope is not None:
+        config = runner.vllm_config.speculative_config.draft_model_config.hf_config
+        with set_current_vllm_config(runner.vllm_config):
+            rope = get_rope(loaded.head_size, config.max_position_embeddings, loaded.is_neox_style, dict(setup.rope))
+        rope = rope.to(loaded.cos_sin_cache.device)
     for layer in layers:
-        layer.self_attn.rotary_emb = rope if setup.rope is None else _rope(rope, runner.vllm_config, dict(setup.rope))
-
-
-def _rope(loaded: Any, vllm_config: Any, parameters: dict[str, Any]) -> Any:
-    """vLLM's module for ``rope_parameters``, where ``loaded`` stood."""
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.layers.rotary_embedding import get_rope
-
-    config = vllm_config.speculative_config.draft_model_config.hf_config
-    with set_current_vllm_config(vllm_config):
-        rope = get_rope(loaded.head_size, config.max_position_embeddings, loaded.is_neox_style, parameters)
-    return rope.to(loaded.cos_sin_cache.device)
+        layer.self_attn.rotary_emb = rope
