@@ -68,7 +68,7 @@ def diagnose(
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # ``apply`` goes to vLLM's workers
     pair = Pair(target, source.name, measuring.ARGUMENTS | arguments)
     try:
-        with terminal.logs_on_stderr(), pair.engine(k, max(map(len, ids)) + max_tokens) as llm:
+        with terminal.logs_on_stderr(), pair.engine(k, ids, max_tokens) as llm:
             diagnosis = search.diagnose(partial(measuring.measure, llm, ids, max_tokens), setup, changes)
     except RefusedError as error:
         print(f"error: {error}", file=sys.stderr)

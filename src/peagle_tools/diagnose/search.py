@@ -54,10 +54,8 @@ class Trial:
 
     @property
     def standard_errors(self) -> float:
-        """How many standard errors the answers are longer a round, prompt by prompt; 0 with fewer than three."""
+        """How many standard errors the answers are longer a round, prompt by prompt; there are three or more."""
         differences = [b - a for a, b in zip(self.before.lengths, self.after.lengths, strict=True)]
-        if len(differences) < 3:
-            return 0.0
         return mean(differences) / max(stdev(differences) / math.sqrt(len(differences)), 1e-9)
 
     @property

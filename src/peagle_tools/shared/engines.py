@@ -42,12 +42,8 @@ class Pair:
     arguments: dict[str, Any]
 
     @contextmanager
-    def engine(self, num_k: int, longest: int) -> Iterator[Any]:
-        """A ``vllm.LLM`` that ends with the block: its own processes would outlive this one's last line.
-
-        Args:
-            longest: prompt and answer, in tokens.
-        """
+    def engine(self, num_k: int, prompts: list[list[int]], max_tokens: int) -> Iterator[Any]:
+        """A ``vllm.LLM`` that ends with the block: its own processes would outlive this one's last line."""
         from vllm import LLM
         from vllm.platforms import current_platform
 
@@ -55,7 +51,7 @@ class Pair:
         arguments: dict[str, Any] = {
             "model": self.target,
             "enforce_eager": True,  # hooks see nothing of a replayed graph
-            "max_model_len": longest + 2 * num_k,
+            "max_model_len": max(map(len, prompts)) + max_tokens + 2 * num_k,
             "enable_prefix_caching": False,
             "disable_log_stats": False,
             "use_tqdm_on_load": False,
@@ -111,7 +107,7 @@ def generate(llm: Any, prompts: list[list[int]], max_tokens: int, **sampling: An
 def measure(pair: Pair, prompts: list[list[int]], num_k: int, max_tokens: int) -> list[Acceptance]:
     """Acceptance of each group of prompts, from vLLM's own counters."""
     seen = []
-    with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
+    with pair.engine(num_k, prompts, max_tokens) as llm:
         for at in range(0, len(prompts), GROUP):
             before = read_engine(llm)
             generate(llm, prompts[at : at + GROUP], max_tokens)

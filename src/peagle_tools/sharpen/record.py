@@ -96,7 +96,7 @@ def record_all(
     pair: Pair, prompts: list[list[int]], folder: Path, num_k: int, num_candidates: int, max_tokens: int
 ) -> None:
     """Let the target answer, and write a trace of each SHARD prompts. Raises ToolError where one cannot be written."""
-    with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
+    with pair.engine(num_k, prompts, max_tokens) as llm:
         llm.collective_rpc(start, args=(num_candidates,))
         for begin in tqdm(range(0, len(prompts), SHARD), "record", leave=False, disable=None):
             some = prompts[begin : begin + SHARD]

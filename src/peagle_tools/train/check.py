@@ -64,7 +64,7 @@ def answer(
     of_engine = {field.name for field in fields(EngineArgs) if not field.name.startswith("data_parallel")}
     pair = replace(pair, arguments={name: value for name, value in pair.arguments.items() if name in of_engine})
     until = RepetitionDetectionParams(**LOOP)
-    with pair.engine(num_k, max(map(len, prompts)) + max_tokens) as llm:
+    with pair.engine(num_k, prompts, max_tokens) as llm:
         outputs = engines.generate(llm, prompts, max_tokens, repetition_detection=until)
     answers = (output.outputs[0] for output in outputs)
     return [([*each.token_ids], each.spec_decode_metrics.per_step_accepted) for each in answers]
