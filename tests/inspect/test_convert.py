@@ -229,18 +229,15 @@ def test_what_any_text_needs_is_kept_then_what_is_said_most(answered: bool):
     chats = [[{"role": "assistant" if answered else "user", "content": text}] for text in TEXTS]
     if answered:
         chats[0].insert(0, {"role": "user", "content": "import " * 999})
-    vocab, tokenizer = (
-        choose(read_head(PEAGLE), str(TARGET), 290, chats),
-        read_tokenizer(str(TARGET)),
-    )
+    (kept, coverage), tokenizer = choose(read_head(PEAGLE), str(TARGET), 290, chats), read_tokenizer(str(TARGET))
     needed = needed_ids(tokenizer)
-    assert vocab.kept.tolist() == sorted(vocab.kept) and len(vocab.kept) == 290
-    assert set(needed) < set(vocab.kept) and len(needed) == 256 + 7  # bytes and special tokens
-    assert set(vocab.kept) == {*needed, *most_frequent(TEXTS, tokenizer)}
+    assert kept.tolist() == sorted(kept) and len(kept) == 290
+    assert set(needed) < set(kept) and len(needed) == 256 + 7  # bytes and special tokens
+    assert set(kept) == {*needed, *most_frequent(TEXTS, tokenizer)}
     # Coverage is of texts that chose nothing.
     chosen = {*needed, *most_frequent([text for i, text in enumerate(TEXTS) if i % 10], tokenizer)}
     held = [i for text in TEXTS[::10] for i in tokenizer.encode(text, add_special_tokens=False)]
-    assert vocab.coverage == pytest.approx(np.mean([i in chosen for i in held])) and vocab.coverage < 1
+    assert coverage == pytest.approx(np.mean([i in chosen for i in held])) and coverage < 1
 
 
 def test_the_command_writes_it_and_says_what_it_covers(tmp_path: Path):

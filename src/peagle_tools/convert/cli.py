@@ -38,7 +38,7 @@ def convert(
 
     Exit status: 0 written; 1 the head is unfit, each reason one line on stderr; 2 something cannot be read or written.
     """
-    from peagle_tools.convert.draft_vocab import DraftVocab, choose
+    from peagle_tools.convert.draft_vocab import choose
     from peagle_tools.shared.prompt_files import read_conversations
     from peagle_vllm.heads import convert as converting
     from peagle_vllm.heads.files import download
@@ -57,12 +57,12 @@ def convert(
             source = replace(source, served={**source.served, **sliding, "use_sliding_window": True})
         model = read_target(target) if target is not None else None
         terminal.exit_if_unfit(converting.obstacles(source, to, model))
-        trimmed: DraftVocab | None = None
+        kept, coverage = None, 0.0
         if draft_vocab is not None and text and target:
-            trimmed = choose(source, target, draft_vocab, read_conversations(text))
+            kept, coverage = choose(source, target, draft_vocab, read_conversations(text))
         with new_folder(out) as folder:
-            converting.convert(source, folder, to, model, trimmed.kept if trimmed else None)
+            converting.convert(source, folder, to, model, kept)
         written = read_head(out)
     print(f"wrote {out}: {to} format, {len(written.tensors)} tensors")
-    if trimmed:
-        print(f"{draft_vocab:,} of {source.draft_vocab_size:,} draft tokens: {trimmed.coverage:.1%} of held-out text")
+    if kept is not None:
+        print(f"{draft_vocab:,} of {source.draft_vocab_size:,} draft tokens: {coverage:.1%} of held-out text")

@@ -2,7 +2,7 @@
 
 import re
 import string
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,19 +17,7 @@ EVERY = 10  # of so many texts one is counted for coverage, and chooses nothing 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's byte fallback
 
 
-class DraftVocab(NamedTuple):
-    """What is kept.
-
-    Attributes:
-        kept: int64 [draft vocabulary] draft ids, ascending.
-        coverage: share of the held-out texts' tokens that can be drafted, of tokens that the other texts choose.
-    """
-
-    kept: np.ndarray
-    coverage: float
-
-
-def choose(head: Head, target: str, size: int, conversations: list[Messages]) -> DraftVocab:
+def choose(head: Head, target: str, size: int, conversations: list[Messages]) -> tuple[np.ndarray, float]:
     """The special tokens, single bytes and digits, then the tokens that the texts hold most, then low ids.
 
     ToolError where the head cannot be trimmed, or not to ``size``.
@@ -38,6 +26,10 @@ def choose(head: Head, target: str, size: int, conversations: list[Messages]) ->
         target: names the tokenizer.
         size: tokens to keep.
         conversations: where they have answers, only these count.
+
+    Returns:
+        int64 [draft vocabulary] draft ids to keep, ascending; and the share of the held-out texts' tokens that can be
+        drafted, of tokens that the other texts choose.
     """
     other = "name the head it was made from"
     if head.config.get(SELECTOR) is not None:
@@ -59,7 +51,7 @@ def choose(head: Head, target: str, size: int, conversations: list[Messages]) ->
     others = _counts(tokenizer, [text for i, text in enumerate(texts) if i % EVERY], head.vocab_size)
     kept = ranked(held_out + others, ids, needed)[:size]
     chosen = ids[ranked(others, ids, needed)[:size]]
-    return DraftVocab(np.sort(kept), float(held_out[chosen].sum() / max(held_out.sum(), 1)))
+    return np.sort(kept), float(held_out[chosen].sum() / max(held_out.sum(), 1))
 
 
 def needed_ids(tokenizer: Any) -> list[int]:
