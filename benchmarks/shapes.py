@@ -34,16 +34,11 @@ class HeadShape:
         }
 
     def step_bytes(self, k: int, batch: int, *, parallel: bool) -> int:
-        """Bytes to and from the device's memory in the draft step of a decode batch, whatever was accepted.
+        """Bytes to and from the device's memory in the draft step of ``batch`` requests, K drafts each, all decoding.
 
-        Weights once a forward (norms, biases and embedding rows left out); P-EAGLE: 2K rows a request in the layers,
-        K + 1 in ``fc``. EAGLE-3: K forwards of one layer, of one row a request each (vLLM's first has K + 1). Keys,
-        values and logits are left out.
-
-        Args:
-            k: drafts of each request.
-            batch: requests.
-            parallel: one forward of the P-EAGLE head; False: K forwards of an EAGLE-3 head of the same width.
+        Weights once a forward (norms, biases and embedding rows left out). P-EAGLE (``parallel``): one forward, of 2K
+        rows a request in the layers, K + 1 in ``fc``. EAGLE-3: K forwards of one layer, of one row a request each
+        (vLLM's first has K + 1). Whatever was accepted; keys, values and logits are left out.
         """
         qkv = self.hidden_size * (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
         rest = self.num_attention_heads * self.head_dim * self.hidden_size
