@@ -131,21 +131,17 @@ def expected_shapes(head: Head) -> dict[str, tuple[int, ...]]:
     }
     norms = range(min(head.num_aux, len(head.tensors)))  # a config may name any number
     shapes |= {f"fc_norm.{i}.weight": (head.target_hidden_size,) for i in norms}
+    # Qwen3's class has biases in q, k and v alone.
+    biased = ("q_proj", "k_proj", "v_proj") if head.family == "qwen3" else ("_proj",)
     for i in range(head.num_layers):
         sizes["input"] = hidden if i else 2 * hidden
         for module, dims in _modules(head, i).items():
             shape = tuple(sizes[dim] for dim in dims)
             shapes[f"{module}.weight"] = shape
-            if _has_bias(head, module):
+            key = "mlp_bias" if ".mlp." in module else "attention_bias"
+            if module.endswith(biased) and served.get(key):
                 shapes[f"{module}.bias"] = shape[:1]
     return shapes
-
-
-def _has_bias(head: Head, module: str) -> bool:
-    """Whether vLLM gives this module a bias; Qwen3's class has them in q, k and v alone."""
-    biased = ("q_proj", "k_proj", "v_proj") if head.family == "qwen3" else ("_proj",)
-    key = "mlp_bias" if ".mlp." in module else "attention_bias"
-    return module.endswith(biased) and bool(head.served.get(key))
 
 
 def check_shapes(head: Head) -> Iterator[str]:

@@ -33,8 +33,6 @@ PATCH = Patch(
 
 def build_ours(module: ModuleType) -> None:
     stock = module.EagleProposer
-    if "__new__" in vars(stock):
-        return
 
     def __new__(cls, vllm_config, *args, **kwargs):
         if cls is stock:
