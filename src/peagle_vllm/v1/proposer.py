@@ -259,14 +259,9 @@ class ParallelEagleProposer(EagleProposer):
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if self.selector is None:
             return top_tokens(self.model, hidden_states)
-        drafts = self._empty_drafts(hidden_states)
-        select(self.model, self.selector, hidden_states, self.buffers, drafts)
-        return drafts.view(-1)
-
-    def _empty_drafts(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[num_reqs, K] int64, for the drafts of [num_samples, hidden_size] rows."""
-        num_k = self.num_speculative_tokens
-        return self.buffers.sample_indices.new_empty(len(hidden_states) // num_k, num_k)
+        drafts = torch.empty_like(self.buffers.sample_indices[: len(hidden_states)])
+        select(self.model, self.selector, hidden_states, self.buffers, drafts.view(-1, self.num_speculative_tokens))
+        return drafts
 
     def _sample_draft_tokens(
         self, hidden_states: torch.Tensor, sampling_metadata: SamplingMetadata
@@ -303,12 +298,13 @@ class ParallelEagleProposer(EagleProposer):
             columns.append(probs.float())
             return chosen
 
-        drafts = self._empty_drafts(hidden_states)
-        ids = select(self.model, selector, hidden_states, self.buffers, drafts, draw=draw).ids
+        drafts = torch.empty_like(self.buffers.sample_indices[: len(hidden_states)])
+        by_request = drafts.view(-1, self.num_speculative_tokens)
+        ids = select(self.model, selector, hidden_states, self.buffers, by_request, draw=draw).ids
         offsets = self.model.draft_id_to_target_id
         targets = ids if offsets is None else ids + offsets[ids]
         draft_probs = torch.zeros(len(ids), self._vocab_size, device=self.device)
-        return drafts.view(-1), draft_probs.scatter_(1, targets, torch.stack(columns, dim=1).flatten(0, 1))
+        return drafts, draft_probs.scatter_(1, targets, torch.stack(columns, dim=1).flatten(0, 1))
 
     def _draw(self, logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:
         """Candidates; the request's top-k and top-p apply to the head's distribution, as to the target's.

@@ -88,11 +88,6 @@ class DraftGraphs:
         """The graph with the fewest rows that holds ``num_reqs`` requests of ``num_k`` verified drafts and new ones."""
         return next((shape for shape in self.decode if shape.num_k >= num_k and shape.num_reqs >= num_reqs), None)
 
-    def mixed_graph(self, num_rows: int) -> int | None:
-        """The least number of rows captured that holds ``num_rows``."""
-        at = bisect_left(self.mixed, num_rows)
-        return self.mixed[at] if at < len(self.mixed) else None
-
     def dispatch(
         self,
         num_scheduled: np.ndarray,
@@ -131,7 +126,7 @@ class DraftGraphs:
                 lengths = np.minimum(lengths, np.diff(np.arange(num_reqs + 1) * max_num_tokens // num_reqs))
             starts = starts_of(lengths)
         num_rows = int(starts[-1])
-        captured = None if shape else self.mixed_graph(num_rows)
+        captured = None if shape else next((rows for rows in self.mixed if rows >= num_rows), None)
         graph = _full(shape) if shape else _piecewise(captured) if captured else None
         batch = DraftBatch(
             num_reqs,
