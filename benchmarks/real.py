@@ -259,18 +259,15 @@ def summarize(cell: dict[str, Any], base: dict[str, Any] | None) -> dict[str, An
     return {**al_of(counts), **unlooped, **(gain_of(counts, np.asarray(base["counts"])) if base else {})}
 
 
-def base_of(arm: RealArm) -> RealArm:
-    """At the same K: the head's own drafts for look-up, the head without its selector for that."""
-    return replace(arm, name="P-EAGLE", lookup=0) if arm.lookup else replace(arm, name=PLAIN, selector=False)
-
-
 @cache
 def committed() -> dict[str, dict[str, Any]]:
     """Acceptance by set of what is kept, by the arm's label."""
     kept = {RealArm(**row["settings"]["arm"]): row["sets"] for row in read_lines(KEPT)}
     figures = {}
     for arm, sets in kept.items():
-        base = kept.get(base_of(arm), {}) if arm.head == "peagle" and arm.selector else {}
+        # At the same K: the head's own drafts for look-up, the head without its selector for that.
+        other = replace(arm, name="P-EAGLE", lookup=0) if arm.lookup else replace(arm, name=PLAIN, selector=False)
+        base = kept.get(other, {}) if arm.head == "peagle" and arm.selector else {}
         figures[arm.label] = {name: summarize(sets[name], base.get(name)) for name in SETS}
     return figures
 

@@ -24,12 +24,9 @@ NOTES = (
 def parts() -> list[list[Part]]:
     """The engines of the small target, then those with long prompts, which need up to 36 GB: two at the same time."""
     many = [Part(f"many {arm}", call(real_gpu.run_arm, arm=arm), LIMIT, real_gpu.ARMS[arm].env) for arm in MANY]
-    return [many, *([*map(long_part, LONG[at : at + 2])] for at in range(0, len(LONG), 2))]
-
-
-def long_part(arm: str) -> Part:
-    command = call(engine.run_arm, arm=arm, batches=[1], prompts=PROMPTS)
-    return Part(f"long {arm}", command, LIMIT, engine.LONG_ARMS[arm].env | engine.ROUTING)
+    calls = {arm: call(engine.run_arm, arm=arm, batches=[1], prompts=PROMPTS) for arm in LONG}
+    long = [Part(f"long {arm}", calls[arm], LIMIT, engine.LONG_ARMS[arm].env | engine.ROUTING) for arm in LONG]
+    return [many, *(long[at : at + 2] for at in range(0, len(long), 2))]
 
 
 def tables(cells: list[dict[str, Any]]) -> Iterator[Table]:
