@@ -21,14 +21,6 @@ ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
 ON_CPU = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
-def environment() -> dict[str, str]:
-    """The server's variables; on a CPU the user's own come first."""
-    from vllm.platforms import current_platform
-
-    on_cpu = ON_CPU if current_platform.is_cpu() else {}
-    return ENVIRONMENT | {name: os.environ.get(name, value) for name, value in on_cpu.items()}
-
-
 def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
     """Arguments of ``vllm serve`` for the target; with a folder, its server writes the prompts' hidden states there.
 
@@ -74,11 +66,15 @@ def running(config: Config, log: Path, hidden_states: bool = False) -> Iterator[
     if config.data.endpoint and not hidden_states:
         yield config.data.endpoint, None
         return
+    from vllm.platforms import current_platform
+
+    on_cpu = ON_CPU if current_platform.is_cpu() else {}
+    env = ENVIRONMENT | {name: os.environ.get(name, value) for name, value in on_cpu.items()}  # the user's own first
     partial = config.run / "states.partial"
     shutil.rmtree(partial, ignore_errors=True)
     words, is_ready = arguments(config, partial if hidden_states else None), False
     try:
-        with Server(words, cwd=Path.cwd(), env=environment(), log=log) as server:
+        with Server(words, cwd=Path.cwd(), env=env, log=log) as server:
             print(f"the target's server starts; its log: {log}", flush=True)
             server.wait_until_ready(START_SECONDS)
             is_ready = True
