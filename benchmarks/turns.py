@@ -14,8 +14,7 @@ _file: int | None = None  # its descriptor
 def share(seconds: int = 0) -> None:
     """From now on nothing is timed, until this process ends or calls ``have_to_itself``.
 
-    Args:
-        seconds: the process ends if that takes longer, since others wait for it; 0: no limit.
+    It ends after so many ``seconds``, since others wait for it; 0: no limit.
     """
     global _file
     if FILE in os.environ:
@@ -25,11 +24,7 @@ def share(seconds: int = 0) -> None:
 
 
 def have_to_itself(seconds: int) -> None:
-    """Return once no other process shares the device; from now on, until this one ends, others wait.
-
-    Args:
-        seconds: the process ends after so long.
-    """
+    """Return once no other process shares the device; from now on others wait until this one ends: in ``seconds``."""
     if _file is not None:
         signal.alarm(0)
         fcntl.flock(_file, fcntl.LOCK_EX)

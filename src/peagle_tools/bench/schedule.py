@@ -59,9 +59,7 @@ def ranges(chosen: Sequence[Choice]) -> list[list[int]]:
 def advice(dataset: str, points: Sequence[Point], suite: Mapping[str, Any]) -> Iterator[str]:
     """Lines of each drafter: the best K at each concurrency, from where not to speculate, and last the config to paste.
 
-    Args:
-        points: of one data set.
-        suite: as sweep.json has it.
+    ``points`` are of one data set, ``suite`` is as sweep.json has it.
     """
     arms = {p.arm: choices(p.arm, points) for p in points if p.k}
     if not arms:

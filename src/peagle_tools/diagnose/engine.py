@@ -22,12 +22,7 @@ ARGUMENTS = {
 
 
 def measure(llm: Any, prompts: list[list[int]], max_tokens: int, setup: Setup) -> Measured:
-    """Run a setup of the pair that ``llm`` has loaded.
-
-    Args:
-        prompts: token ids of each.
-        max_tokens: the longest answer to each prompt.
-    """
+    """Run a setup of the pair that ``llm`` has loaded, on prompts of token ids."""
     llm.collective_rpc(partial(apply, setup=setup))  # vLLM serialises a dataclass of ``args`` to a dict
     before = read_engine(llm)
     answers, lengths = [], []

@@ -100,11 +100,7 @@ def sum_of(groups: list[Acceptance]) -> Acceptance:
 
 
 def read_engine(llm: Any) -> Acceptance:
-    """Counts since this engine started; zero where it does not speculate.
-
-    Args:
-        llm: a ``vllm.LLM`` with ``disable_log_stats=False``.
-    """
+    """Counts since this ``vllm.LLM``, with ``disable_log_stats=False``, started; zero where it does not speculate."""
     counts = {metric.name.removeprefix(PREFIX): metric for metric in llm.get_metrics()}
     accepted = counts.get("accepted_tokens_per_pos")  # none before the first draft
     return Acceptance(counts["drafts"].value, tuple(accepted.values)) if accepted else Acceptance(0, ())

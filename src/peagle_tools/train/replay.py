@@ -111,10 +111,7 @@ def note_al(file: Path, step: int, how: str, acceptances: Mapping[int, Acceptanc
 def measure(config: Config, head: PEagleDraftModel, held_out: Dataset, step: int) -> tuple[float, list[list[int]]]:
     """AL of ``head`` at the largest of ``config.ks``, by replay, and what ``replay`` noted; al.jsonl gets every AL.
 
-    All processes of a run call it; the first one writes.
-
-    Args:
-        held_out: speculators' documents, whose answers are greedy.
+    All processes of a run call it; the first one writes. The answers of ``held_out`` are greedy.
     """
     head.eval()
     documents = (shift_batch(held_out[number]) for number in range(len(held_out)))  # type: ignore[arg-type]

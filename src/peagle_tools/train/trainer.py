@@ -26,11 +26,7 @@ from peagle_tools.train.selector_training import build_optimizers
 
 
 class Trainer(library.Trainer):
-    """speculators' ``Trainer`` with seeds of each step, checkpoints between steps, and one process or several.
-
-    Args:
-        settings: peagle.yaml.
-    """
+    """speculators' ``Trainer`` with seeds of each step, checkpoints between steps, and one process or several."""
 
     def __init__(self, settings: Config, model: PEagleDraftModel, options: library.TrainerConfig, *loaders: DataLoader):
         self.settings = settings

@@ -87,14 +87,11 @@ def check(
     recorded: Recorded | None = None,
     accepted: frozenset[str] = frozenset(),
 ) -> Report:
-    """Compare one vLLM with what was recorded. Its version number decides nothing.
+    """Compare one vLLM with what was recorded. Its version number decides nothing; ``accepted`` patches may differ.
 
     A patch holds where each definition that it depends on has a digest recorded for it. All patches must match the
     same minor version, whichever; within it any recorded build will do, definition by definition: the CPU build
     changes a few files.
-
-    Args:
-        accepted: names of patches that may have changed.
 
     Returns:
         The comparison with the minor version that it is most like: for which fewest definitions of patches that are not
