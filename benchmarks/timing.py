@@ -42,15 +42,11 @@ def copy_bandwidth() -> float:
 
 @dataclass
 class Steps:
-    """The draft steps of full decode batches, in microseconds. Without a GPU both are the wall clock's.
+    """The draft steps of full decode batches, in microseconds. Without a GPU both are the wall clock's."""
 
-    Attributes:
-        device: of steps that begin while the device is busy, as behind a real target's forward: no launch gaps.
-        host: of steps that begin on an idle device: no full queue.
-    """
-
+    # Of steps that begin while the device is busy, as behind a real target's forward: no launch gaps.
     device: list[float] = field(default_factory=list)
-    host: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)  # of steps that begin on an idle device: no full queue
 
 
 def is_full_decode(args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, k: int) -> bool:

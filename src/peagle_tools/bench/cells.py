@@ -92,15 +92,10 @@ class CellResult(BaseModel):
 
 
 class Results(NamedTuple):
-    """A sweep.
+    """A sweep."""
 
-    Attributes:
-        sweep: sweep.json.
-        cells: in the order of arm (as the suite lists them), K, data set, concurrency, repeat.
-    """
-
-    sweep: dict[str, Any]
-    cells: list[CellResult]
+    sweep: dict[str, Any]  # sweep.json
+    cells: list[CellResult]  # in the order of arm (as the suite lists them), K, data set, concurrency, repeat
 
 
 def read_cell(file: Path) -> CellResult:

@@ -14,17 +14,11 @@ from peagle_tools.bench.metrics import Point, Ratio, by_speed, number, without_s
 
 
 class Choice(NamedTuple):
-    """The depth for one measured concurrency.
+    """The depth for one measured concurrency."""
 
-    Attributes:
-        k: ``num_speculative_tokens``; 0 is no speculation.
-        point: the measured cells of that depth; of the fastest depth that speculates where ``k`` is 0.
-        gain: output tokens/s of ``point`` over no speculation.
-    """
-
-    k: int
-    point: Point
-    gain: Ratio
+    k: int  # num_speculative_tokens; 0 is no speculation
+    point: Point  # the measured cells of that depth; of the fastest depth that speculates where ``k`` is 0
+    gain: Ratio  # output tokens/s of ``point`` over no speculation
 
     @property
     def text(self) -> str:

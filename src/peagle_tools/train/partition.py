@@ -70,12 +70,9 @@ class RowAttention:
 
     Args:
         mask_rows: the chunk; None: the real rows.
-
-    Attributes:
-        kept: key and value of the last call.
     """
 
-    kept: tuple[Tensor, ...] = ()
+    kept: tuple[Tensor, ...] = ()  # key and value of the last call
 
     def __init__(self, documents: Documents, like: Tensor, mask_rows: StepRows | None = None):
         real_segments = [(span, (span[0], span[0])) for span in documents.spans]

@@ -108,18 +108,12 @@ class Every(Strict):
 
 
 class Config(Strict):
-    """All of peagle.yaml.
+    """All of peagle.yaml."""
 
-    Attributes:
-        target: the served model: a folder, relative to peagle.yaml if it begins with a dot, or its name on the hub.
-        folder: everything that is written goes there: prompts.jsonl, answers.jsonl, data/, checkpoints/, log.jsonl,
-            al.jsonl; relative to peagle.yaml.
-        engine: more arguments for vLLM where it is started here, such as tensor_parallel_size. ``dtype``, else
-            bfloat16, is what the target runs in: that of answers and stored hidden states.
-        speculators: more options of speculators' TrainConfig, by its names.
-    """
-
+    # The served model: a folder, relative to peagle.yaml if it begins with a dot, or its name on the hub.
     target: Model
+    # Everything that is written goes there: prompts.jsonl, answers.jsonl, data/, checkpoints/, log.jsonl, al.jsonl.
+    # Relative to peagle.yaml.
     folder: Annotated[str, Field(validate_default=True), AfterValidator(_resolved)] = "run"
     data: Data = Data()
     head: HeadSettings = HeadSettings()
@@ -127,8 +121,10 @@ class Config(Strict):
     optimizer: Optimizer = Optimizer()
     selector: Selector | None = None
     every: Every = Every()
+    # More arguments for vLLM where it is started here, such as tensor_parallel_size. ``dtype``, else bfloat16, is what
+    # the target runs in: that of answers and stored hidden states.
     engine: dict[str, Any] = Field(default_factory=dict)
-    speculators: dict[str, Any] = Field(default_factory=dict)
+    speculators: dict[str, Any] = Field(default_factory=dict)  # more options of its TrainConfig, by their names
 
     @field_validator("engine")
     @classmethod

@@ -172,17 +172,13 @@ def read_head(source: Path | HeadFiles) -> Head:
 
 @dataclass(frozen=True)
 class VocabularyMap:
-    """What ``d2t`` holds.
+    """What ``d2t`` holds."""
 
-    Attributes:
-        form: how it is stored; None when its numbers are not on this machine.
-        target_ids: of each draft id, int64 [draft vocabulary]; None unless the form is "offsets" or "target ids".
-        fault: what is wrong with it for vLLM, a whole line. ``convert`` corrects only the form "target ids".
-    """
-
+    # How it is stored; None when its numbers are not on this machine.
     form: Literal["none", "identity", "offsets", "target ids", "unclear"] | None
+    # Of each draft id, int64 [draft vocabulary]; None unless the form is "offsets" or "target ids".
     target_ids: np.ndarray | None = None
-    fault: str | None = None
+    fault: str | None = None  # a whole line: what is wrong with it for vLLM; ``convert`` corrects "target ids" only
 
 
 def read_map(head: Head) -> VocabularyMap:

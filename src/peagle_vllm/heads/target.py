@@ -29,16 +29,12 @@ class Target:
 
 
 class Token(NamedTuple):
-    """A token id in the target's tokenizer.
-
-    Attributes:
-        text: as the tokenizer has it; None where it has no such id (padding of the vocabulary).
-        kind: "special" (added, in no text), "in use" (special, and in the chat template or an end of text),
-            "ordinary" (text is made of it), or "unused".
-    """
+    """A token id in the target's tokenizer."""
 
     id: int
-    text: str | None
+    text: str | None  # as the tokenizer has it; None where it has no such id (padding of the vocabulary)
+    # "special" (added, in no text), "in use" (special, and in the chat template or an end of text), "ordinary" (text is
+    # made of it), or "unused"
     kind: Literal["special", "in use", "ordinary", "unused"]
 
 
