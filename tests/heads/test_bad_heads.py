@@ -10,6 +10,8 @@ import torch
 
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.config import default_aux_layers
+from peagle_vllm.heads.fields import vllm_fields
+from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.target import Target, read_target
 from tests.heads import writers
@@ -18,6 +20,7 @@ from tests.heads.writers import HIDDEN, MASK_TOKEN, TARGET, VOCAB, Written
 
 MASK, UP, LM_HEAD = "mask_hidden", "layers.1.mlp.up_proj.weight", "lm_head.weight"
 LAYER_TYPES = ["full_attention", "sliding_attention"]
+QKV = (("q", 64), ("k", 32), ("v", 32))
 
 
 def drop(*names: str) -> Change:
@@ -40,6 +43,13 @@ def other(**spec: Any) -> Change:
 
 def both(*changes: Change) -> Change:
     return lambda head: [change(head) for change in changes]
+
+
+def prefixed(prefix: str) -> Change:
+    def rename(head: Written) -> None:
+        head.tensors = {prefix + name: tensor for name, tensor in head.tensors.items()}
+
+    return rename
 
 
 REDUCED = other(draft_vocab=writers.DRAFT_VOCAB)
@@ -96,8 +106,14 @@ REFUSED: dict[str, Change] = {
     "rope_parameters.factor is 0.5, needs a number from 1 to 10,000": linear_rope(factor=0.5),
     "rope_parameters.rope_theta is 1, needs a number above 1": linear_rope(rope_theta=1),
     "..., needs a number from 0": linear_rope(mscale=10**400),
-    '"torchao"}}, needs a JSON object whose': layer_setting(quantization_config={"quant_method": "torchao"}),
-    "null}}, needs a JSON object whose quant_": layer_setting(quantization_config={"quant_method": None}),
+    '"torchao"}}, needs a JSON object whose': both(
+        layer_setting(quantization_config={"quant_method": "torchao"}), put(UP, lambda t: t.to(torch.int8))
+    ),
+    'have "draft_model." before "layers": draft_model.layers.0.': prefixed("draft_model."),
+    "o_proj.bias is missing, and config.json promises biases (and 1 more): {}/model.safetensors; add it as zeros": both(
+        layer_setting(attention_bias=True),
+        *(put(f"layers.{i}.self_attn.{n}_proj.bias", lambda _, w=w: torch.ones(w)) for i in (0, 1) for n, w in QKV),
+    ),
     # This one breaks more than one thing.
     'speculators_model_type "dflash" with model_type "llama" is no': setting(speculators_model_type="dflash"),
 }
@@ -124,12 +140,18 @@ def test_a_quantized_head_has_no_problem(tmp_path: Path, place: str):
     assert problems(head, tmp_path) == []
 
 
-def test_a_target_whose_sizes_are_its_classes_defaults(tmp_path: Path):
-    """As LLaVA's config.json has it."""
-    text = {"model_type": "llama", "vocab_size": 32064}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": text}))
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        ({"text_config": {"model_type": "llama", "vocab_size": 32064}, "model_type": "llava"}, (4096, 32064, 32)),
+        ({"llm_config": {"hidden_size": 8, "vocab_size": 9, "num_hidden_layers": 7}, "auto_map": {}}, (8, 9, 7)),
+    ],
+    ids=["LLaVA, whose sizes are its classes' defaults", "InternVL, whose code is its own"],
+)
+def test_a_target_with_a_text_model_inside(config: dict[str, Any], sizes: tuple[int, ...], tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
     target = read_target(str(tmp_path))
-    assert (target.hidden_size, target.vocab_size, target.num_layers) == (4096, 32064, 32)
+    assert (target.hidden_size, target.vocab_size, target.num_layers) == sizes
 
 
 def test_k_beyond_the_trained_depth_is_warned_of(tmp_path: Path):
@@ -139,6 +161,45 @@ def test_k_beyond_the_trained_depth_is_warned_of(tmp_path: Path):
     assert "was trained 8 deep" in line and line.endswith("set it to 8 or less")
     del head.config["speculators_config"]["proposal_methods"]
     assert problems(head, tmp_path, k=9) == []
+
+
+def test_specforge_states_fields_beside_the_config(tmp_path: Path):
+    stated = {"mask_token_id": MASK_TOKEN, "norm_before_residual": True, "num_depths": 6, "num_draft_layers": 9}
+    folder = writers.specforge(num_depths=4).save(tmp_path)
+    (folder / "peagle_config.json").write_text(json.dumps(stated))
+    head = read_head(folder)
+    assert check_pair(head, TARGET) == [] and head.norms["norm_before_residual"]
+    assert (head.mask_token_id, head.trained_depth, head.num_layers) == (MASK_TOKEN, 4, 2)
+
+
+def test_what_a_config_says_of_the_target_alone_is_left_out(tmp_path: Path):
+    """NeMo copies the target's config, its quantization with it; a head of bfloat16 has none."""
+    head = writers.nemo()
+    head.config["quantization_config"] = {"quant_method": "mxfp4"}
+    assert problems(head, tmp_path) == [] and vllm_fields(read_head(tmp_path))["quantization_config"] is None
+
+
+def test_what_serving_would_leave_out_silently_is_warned_of(tmp_path: Path):
+    head = writers.speculators()
+    head.config["aux_hidden_state_layer_ids"] = head.config.pop(AUX_KEY)
+    line = only(problems(head, tmp_path / "aux"), "warning")
+    assert "aux_hidden_state_layer_ids is [2, 4, 5], which vLLM does not read" in line
+    head = writers.speculators()
+    head.config["embed_requires_grad"] = True
+    assert problems(head, tmp_path / "whole") == []
+    del head.tensors["embed_tokens.weight"]
+    assert "embed_tokens is missing, and embed_requires_grad" in only(problems(head, tmp_path / "bare"), "warning")
+
+
+def test_a_broken_copy_of_shards(tmp_path: Path):
+    head = writers.speculators()
+    head.shards = 2
+    folder = head.save(tmp_path)
+    (folder / "model.safetensors.index.json").unlink()
+    assert read_head(folder).tensors
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(HeadError, match="is there, without 1 more of its kind; download"):
+        read_head(folder)
 
 
 def test_an_eagle3_head_is_refused_by_that_name(tmp_path: Path):

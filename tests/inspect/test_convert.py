@@ -1,5 +1,7 @@
 """``peagle-vllm convert``: every dialect, there and back, whole or not at all; and with fewer draft tokens."""
 
+import errno
+import fcntl
 import json
 import re
 import signal
@@ -9,6 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -142,7 +145,10 @@ def test_nothing_is_overwritten(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "empty", "head"]
 
 
-def test_the_quicker_of_two_converts_wins(tmp_path: Path):
+@pytest.mark.parametrize("has_locks", [True, False])  # Lustre has none unless mounted with them
+def test_the_quicker_of_two_converts_wins(has_locks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if not has_locks:
+        monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "Function not implemented")))
     with pytest.raises(ToolError, match="has appeared meanwhile"), new_folder(tmp_path / "out") as slow:
         (slow / "file").write_text("slow")
         with new_folder(tmp_path / "out") as quick:

@@ -1,5 +1,6 @@
 """Files and folders that are there whole or not at all."""
 
+import errno
 import fcntl
 import glob
 import os
@@ -42,8 +43,9 @@ def new_folder(out: Path) -> Iterator[Path]:
     if not out.parent.is_dir():
         raise ToolError(f"{out.parent} is not a folder; make it first")
     for left in out.parent.glob(f".{glob.escape(out.name)}.*{PARTIAL}"):
-        with suppress(OSError), locked(left, OSError()):  # a process that still writes there holds the lock
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(OSError), locked(left, OSError()) as is_held:  # by a process that still writes there, else by us
+            if is_held:
+                shutil.rmtree(left, ignore_errors=True)
     try:
         with (
             TemporaryDirectory(PARTIAL, f".{out.name}.", out.parent, ignore_cleanup_errors=True) as private,
@@ -64,15 +66,22 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(folder: Path, failure: Exception) -> Iterator[None]:
-    """Hold a folder's lock, which ends with the process at the latest. ``failure`` where another process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def locked(folder: Path, failure: Exception) -> Iterator[bool]:
+    """Hold a folder's lock, which ends with the process at the latest. ``failure`` where another process holds it.
+
+    Yields whether it is held: Lustre has no locks unless mounted with them.
+    """
+    descriptor, is_held = os.open(folder, os.O_RDONLY), True
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise failure from None
-        yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+                raise
+            is_held = False
+        yield is_held
     finally:
         os.close(descriptor)
 

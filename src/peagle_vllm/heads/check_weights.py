@@ -33,6 +33,11 @@ FIT_SIZES = "use the head that was trained for this target, or correct the sizes
 
 def check_layers(head: Head) -> Iterator[str]:
     """Are all modules there?"""
+    inner = next((name for name in head.tensors if ".layers.0." in name), "")
+    if inner and not any(name.startswith("layers.") for name in head.tensors):
+        prefix, name = inner.partition("layers.0.")[0], head.tensors[inner].name
+        yield f'names of tensors have "{prefix}" before "layers": {name} in {head.file_of(inner)}; save them without it'
+        return
     numbers = {name.split(".")[1] for name in head.tensors if name.startswith("layers.")}
     if len(numbers) != head.num_layers or numbers != {str(i) for i in range(len(numbers))}:
         what = f"num_hidden_layers is {head.num_layers}, the weights hold layers {', '.join(sorted(numbers)) or 'none'}"
@@ -163,7 +168,9 @@ def check_shapes(head: Head) -> Iterator[str]:
     for name in sorted(expected.keys() - head.tensors.keys()):
         if name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in head.tensors:
             what = "is missing, and config.json promises biases"
-            faults[f"correct attention_bias and mlp_bias, or {AGAIN}"][name] = what
+            has_others = name.endswith("o_proj.bias") and name.replace("o_proj", "q_proj") in head.tensors
+            remedy = "add it as zeros" if has_others else f"correct attention_bias and mlp_bias, or {AGAIN}"
+            faults[remedy][name] = what
     for remedy, tensors in faults.items():
         yield from _first_of(head, tensors, remedy)
 

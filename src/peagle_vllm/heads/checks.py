@@ -73,11 +73,12 @@ def check_head(head: Head) -> list[Problem]:
 
 def _architecture(head: Head) -> Iterator[str]:
     if head.family is None:
-        what = f"architecture {shown(head.architecture)}"
+        what = f"architecture {shown((head.config.get('architectures') or [None])[0])}"
         if head.is_speculators:
             kind, nested = head.config.get("speculators_model_type"), head.served.get("model_type", "llama")
             what = f"speculators_model_type {shown(kind)} with model_type {shown(nested)}"
-        yield f"{what} is no P-EAGLE class of vLLM: {head.config_file}; name a P-EAGLE head, or correct it"
+        remedy = "name a P-EAGLE head, or correct it (LlamaForCausalLMEagle3, or Eagle3Qwen3ForCausalLM with q_norm)"
+        yield f"{what} is no P-EAGLE class of vLLM: {head.config_file}; {remedy}"
     eagle = head.served.get("eagle_config") or {}
     if not eagle.get("use_aux_hidden_state", True):
         yield f"eagle_config.use_aux_hidden_state is off, P-EAGLE needs it: {head.config_file}; set it to true"
@@ -123,6 +124,9 @@ def _sizes(head: Head, target: Target) -> Iterator[Problem]:
         if not head.has(module):
             what = f"{module} is missing, and that of {target.name} is {target.hidden_size} wide"
             yield Problem(f"{what} where the head's is {head.hidden_size}: {head.file_of(module)}; {AGAIN}")
+    if head.tensors and head.config.get("embed_requires_grad") is True and not head.has("embed_tokens"):
+        what = "embed_tokens is missing, and embed_requires_grad says that they were trained"
+        yield Problem(f"{what}: {head.file_of('embed_tokens')}; drafts are poor with the target's: {AGAIN}", "warning")
 
 
 def _vocabulary(head: Head, target: Target) -> Iterator[Problem]:
@@ -143,6 +147,10 @@ def _aux_layers(head: Head, target: Target) -> Iterator[Problem]:
     """Do the layers that the head names, or vLLM's default, exist in the target, and does ``fc`` take as many?"""
     default, needed = list(default_aux_layers(target.num_layers)), head.aux_needed
     ids, source = default, f"no aux layers are named, and vLLM's default {default}"
+    elsewhere = {key: v for key, v in {**head.config, **head.served}.items() if key.endswith("layer_ids") and v}
+    if head.aux_layer_ids is None and (key := next(iter(elsewhere), None)):
+        what = f'{key} is {shown(elsewhere[key])}, which vLLM does not read: {head.config_file}; name it "{AUX_KEY}"'
+        yield Problem(f"{what} if they are the aux layers that the head was trained on", "warning")
     if head.aux_layer_ids is not None:
         ids, source = list(head.aux_layer_ids), f"{head.aux_key} is {shown(head.aux_layer_ids)} and"
     end = f'{head.config_file}; set "{AUX_KEY}" to the {needed} layers that the head was trained on'

@@ -14,7 +14,7 @@ table in docs/heads.md.
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeGuard
 
-from peagle_vllm.heads.files import HeadError, TensorInfo, shown
+from peagle_vllm.heads.files import FLOATS, HeadError, TensorInfo, shown
 
 Config = Mapping[str, Any]
 Family = Literal["llama", "qwen3"]
@@ -83,11 +83,13 @@ def flat_config(config: Config, file: str, tensors: Mapping[str, TensorInfo]) ->
     for place, ids in aux_places(flat).items():
         if not isinstance(ids, list) or not all(is_whole(i) for i in ids):
             raise HeadError(unfit(place, ids, "a list of whole numbers", file))
-    optional = ("draft_vocab_size", "num_aux_layers", "num_aux_hidden_states")
+    optional = ("draft_vocab_size", "num_aux_layers", "num_aux_hidden_states", "target_hidden_size")
     present = [key for key in optional if flat.get(key) is not None]
-    present += ["target_hidden_size"] if "target_hidden_size" in flat else []
     for key in ("hidden_size", "vocab_size", "num_hidden_layers", *present):
         size(flat, key, file)
+    drafting = [info for name, info in tensors.items() if name not in ("d2t", "t2d")]
+    if drafting and all(t.dtype in FLOATS and t.name.endswith((".weight", ".bias", "mask_hidden")) for t in drafting):
+        flat |= dict.fromkeys(QUANTIZED)  # of the target, whose config NeMo copies whole
     return flat
 
 

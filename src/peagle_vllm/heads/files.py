@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -153,6 +154,9 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
     if missing := [name for name in sorted(names) if not (folder / name).is_file()]:
         raise HeadError(f"{folder / missing[0]} is missing, and {INDEX} names it; download it again")
     files = [path for path in sorted(folder.glob("*.safetensors")) if not names or path.name in names]
+    ofs = [match[1] for path in files if (match := re.search(r"-of-0*(\d+)\.safetensors$", path.name))]
+    if len(ofs) == len(files) and files and len(files) < int(ofs[0]):  # a copy that broke off before the index
+        raise HeadError(f"{files[0]} is there, without {int(ofs[0]) - len(files)} more of its kind; download them too")
     return {name: info for path in files for name, info in _read_header(path).items()}
 
 

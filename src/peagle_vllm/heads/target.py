@@ -42,13 +42,14 @@ def read_target(model: str) -> Target:
     """Read the sizes of a target, from a folder, the hub's cache or the hub. HeadError where one is missing."""
     try:
         config, file = read_json(_path(model, "config.json")), f"{model}/config.json"
-        nested = config.get("text_config")
+        nested = config.get("text_config") or config.get("llm_config")
         text = nested if isinstance(nested, dict) else config
         if SIZES - text.keys():  # those of LLaVA and Gemma 3 are their classes' defaults
             with suppress(Exception):
                 from transformers import AutoConfig
 
-                text = AutoConfig.from_pretrained(_path(model, "config.json")).get_text_config().to_dict() | text
+                whole = AutoConfig.from_pretrained(_path(model, "config.json"), trust_remote_code=False)
+                text = whole.get_text_config().to_dict() | text
         return Target(
             name=model,
             hidden_size=size(text, "hidden_size", file),

@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import torch
 
 from peagle_vllm import lookup
 from peagle_vllm.lookup import prompt_lookup_min
@@ -233,6 +234,7 @@ def test_what_vllm_dislikes_in_a_head_is_one_line(target: Path, tmp_path: Path, 
     """A fault that our checks let pass: vLLM's page of text becomes a line that names the head's config."""
     head = tiny_heads.write_head(tmp_path / "aws", target, HeadSpec(fmt="aws"))
     edit(head, lambda h: h.config.update(quantization_config={"quant_method": "nobody_knows_it"}))
+    edit(head, lambda h: h.tensors.update({"norm.weight": h.tensors["norm.weight"].to(torch.int8)}))
     monkeypatch.setattr(validation, "check_pair", lambda *_, **__: [])
     line = refusal(target, head)
     assert "vLLM cannot take the head's config (" in line and f"{head}/config.json" in line
