@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
-from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from peagle_vllm.heads.fields import TRAINED_DEPTH
@@ -40,7 +39,7 @@ def log_start(drafter: Any, kv_cache_config: KVCacheConfig, num_graphs: int | No
         parts.append(f"{room} of {scheduler.max_num_seqs} requests at once (max_num_batched_tokens)")
     parts.append(f"buffers {_mebibytes([vars(each) for each in (drafter, getattr(drafter, 'history', None)) if each])}")
     parts.append(f"KV {kv_bytes_a_token(drafter.model, vllm_config, kv_cache_config)} bytes a token")
-    init_logger(logger.name).info_once("P-EAGLE active: %s", ", ".join(parts), scope="process")
+    logger.info("P-EAGLE active: %s", ", ".join(parts))
 
 
 def _mebibytes(values: Any) -> str:

@@ -77,13 +77,16 @@ def has_dummy_weights(vllm_config: "VllmConfig") -> bool:
 def check_loaded_head(model: Any, vllm_config: "VllmConfig") -> None:
     """Refuse a loaded head whose learned hidden state would give useless drafts without any error.
 
-    That is a ``mask_hidden`` of zeros, NaN or Inf, before or after ``fc``. Dummy weights pass.
+    That is a ``mask_hidden`` of zeros, NaN or Inf, before or after ``fc``. Dummy weights pass, with a warning.
     """
     import torch
 
     from peagle_vllm.heads.check_weights import value_fault
 
     if has_dummy_weights(vllm_config):
+        if vllm_config.speculative_config.draft_load_config is None:
+            remedy = 'add "draft_load_config": {"load_format": "auto"} to the speculative config for its own'
+            warn_once(f"the head has dummy weights, as the target has, until a draft weight update; {remedy}")
         return
     name, mask_hidden = vllm_config.speculative_config.draft_model_config.model, model.mask_hidden
     with torch.inference_mode():

@@ -71,7 +71,8 @@ def test_the_draft_vocabulary_stays_when_vllm_sleeps(live: Engine, target: Path,
 @pytest.mark.parametrize("draft_vocab", [200, VOCAB])
 def test_a_head_that_begins_with_dummy_weights(target: Path, tmp_path: Path, draft_vocab: int):
     """It shares no module with its target for that, and takes a whole head only."""
-    head = write_head(tmp_path / "head", target, HeadSpec(draft_vocab=draft_vocab, own_embeddings=True, seed=3))
+    spec = HeadSpec(draft_vocab=draft_vocab, own_embeddings=True, selector=draft_vocab < VOCAB, seed=3)
+    head = write_head(tmp_path / "head", target, spec)
     dummy = (("draft_load_config", {"load_format": "dummy"}),)
     live = updatable(Settings(target, head, k=K, max_model_len=96, speculative=dummy, llm=(TRANSFER,)))
     part = load_file(head / "model.safetensors")

@@ -21,7 +21,7 @@ NAMES = (  # of the files, in the order of installation
 )
 
 serving_peagle = False
-"""Whether this process drafts with P-EAGLE: for patches that have no configuration at hand."""
+"""Whether an engine of this process drafts with P-EAGLE: for patches that have no configuration at hand."""
 
 
 @functools.cache

@@ -1,6 +1,5 @@
 """On V1 under asynchronous scheduling vLLM loses track of a request's drafts, its length, and which rows are tokens."""
 
-from peagle_vllm import patches
 from peagle_vllm.patches.ledger import Patch
 from peagle_vllm.serving import is_peagle
 
@@ -29,7 +28,7 @@ def _update_states(original, self, scheduler_output, *args, **kwargs):
 
     It then leaves them in the request's length, which runs past its row near max_model_len.
     """
-    if patches.serving_peagle and self.use_async_scheduling:
+    if is_peagle(self.vllm_config) and self.use_async_scheduling:
         batch, cached = self.input_batch, scheduler_output.scheduled_cached_reqs
         for req_id, num_output_tokens in zip(cached.req_ids, cached.num_output_tokens, strict=True):
             if (row := batch.req_id_to_index.get(req_id)) is not None:
@@ -44,7 +43,7 @@ def _prepare_input_ids(original, self, scheduler_output, num_reqs, num_tokens, *
 
     It reads the other rows of an answer from a stale buffer. After the prompt, every row is a token.
     """
-    if patches.serving_peagle and self.enable_prompt_embeds:
+    if is_peagle(self.vllm_config) and self.enable_prompt_embeds:
         after = self.input_batch.num_computed_tokens_cpu - self.input_batch.num_prompt_tokens
         after = self.query_pos.np[:num_tokens] + after[self.req_indices.np[:num_tokens]]
         self.is_token_ids.np[:num_tokens] |= after >= 0

@@ -35,12 +35,11 @@ def build_ours(module: ModuleType) -> None:
     stock = module.EagleProposer
 
     def __new__(cls, vllm_config, *args, **kwargs):
-        if cls is stock:
-            patches.serving_peagle = is_peagle(vllm_config)
-            if patches.serving_peagle:
-                from peagle_vllm.v1.proposer import ParallelEagleProposer
+        if cls is stock and is_peagle(vllm_config):
+            patches.serving_peagle = True
+            from peagle_vllm.v1.proposer import ParallelEagleProposer
 
-                cls = ParallelEagleProposer
+            cls = ParallelEagleProposer
         return object.__new__(cls)
 
     stock.__new__ = __new__
@@ -54,7 +53,7 @@ def propose_draft_token_ids(
     original, self, scheduler_output, sampled, sampling_metadata, hidden_states, *args, **kwargs
 ):
     """Prompt logprobs are computed later, from memory that the target's graphs and the drafter's share (PR 53520)."""
-    kept = hidden_states.clone() if patches.serving_peagle and self.num_prompt_logprobs else None
+    kept = hidden_states.clone() if is_peagle(self.vllm_config) and self.num_prompt_logprobs else None
     drafts = original(self, scheduler_output, sampled, sampling_metadata, hidden_states, *args, **kwargs)
     if kept is not None:
         hidden_states.copy_(kept)

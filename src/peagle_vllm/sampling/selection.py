@@ -1,5 +1,6 @@
 """What chooses drafts where a row's best token is not enough, on both runners: a head's selector, or a plain one."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from vllm.config import VllmConfig
 from peagle_kernels.batch import DraftBuffers
 from peagle_kernels.select_candidates import Candidates, CandidateSelector, Choice, Drawing, select_candidates
 from peagle_vllm.heads import selector as files
-from peagle_vllm.heads.files import SELECTOR_FOLDER, download
+from peagle_vllm.heads.files import SELECTOR_FOLDER, download, read_headers
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.vocabulary import with_all_rows
 from peagle_vllm.sampling.greedy import top_candidates
@@ -51,8 +52,11 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     tensors: dict[str, torch.Tensor] = {}
     if has_dummy_weights(vllm_config):
         sizes = draft.hf_config.vocab_size, draft.hf_config.draft_vocab_size, draft.get_hidden_size()
-        shapes = files.selector_shapes(selector_config, *sizes)
-        tensors |= {name: torch.zeros(shape, dtype=draft.dtype) for name, shape in shapes.items()}
+        shapes = files.selector_shapes(selector_config, *sizes)  # of a head that is not on this machine
+        there = {name: info.shape for name, info in read_headers(Path(draft.model) / SELECTOR_FOLDER).items()}
+        shapes = there or shapes
+        filled = ((name, torch.full(shape, "scale" in name, dtype=draft.dtype)) for name, shape in shapes.items())
+        tensors |= with_all_rows(filled, draft.hf_config)
     else:
         folder = download(draft.model, draft.revision)
         for fault in files.selector_faults(read_head(folder)):
