@@ -76,7 +76,7 @@ GROUPS = {
     "stock": arm("stock-v1", without=OWN_PROCESS),
     "packaging": Group(("packaging",)),
     "slice v2": arm("plugin-v2", *SLICE, python=NEXT),
-    "slice v1": arm("plugin-v1", *SLICE, "patches/refusals", python=NEXT),
+    "slice v1": arm("plugin-v1", *SLICE, "patches/test_refusals.py", python=NEXT),
     "lint": Group(command=("-m", "ruff", "check", ".")),
     "format": Group(command=("-m", "ruff", "format", "--check", ".")),
     "imports": Group(

@@ -1,26 +1,67 @@
 """A bad configuration ends in one line, before any weight is loaded; a good one builds a P-EAGLE config.
 
-And a head is data: no code next to it is run, and nothing is unpickled.
+And a head is data: no code next to it is run, and nothing is unpickled. Then where the plugin does not belong (plain
+EAGLE-3, platforms that are not vLLM's own), and which vLLM is served: any whose definitions are as recorded, and one
+whose user accepts that they differ. No engine, no weights.
 """
 
 import json
 import pickle
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
-from peagle_vllm import lookup
+from peagle_vllm import lookup, patches, plugin
 from peagle_vllm.lookup import prompt_lookup_min
-from peagle_vllm.patches import validation
-from peagle_vllm.serving import RefusedError
-from tests.patches.refusals.conftest import configure, refusal
+from peagle_vllm.patches import drafter_limit, fingerprint, head_weights, validation
+from peagle_vllm.patches.ledger import Definition
+from peagle_vllm.patches.source import Source
+from peagle_vllm.serving import RefusedError, is_peagle
 from tests.support import random_heads as tiny_heads
 from tests.support.dialects import edit
 from tests.support.engines import name_target_on_hub
 from tests.support.random_heads import MASK_TOKEN, HeadSpec
 
 pytestmark = pytest.mark.arm("plugin-v1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered_plugin():
+    plugin.register()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tiny_heads.write_target(tmp_path / "target")
+
+
+@pytest.fixture
+def head(tmp_path: Path, target: Path) -> Path:
+    return tiny_heads.write_head(tmp_path / "head", target, HeadSpec())
+
+
+def configure(target: Path, head: Path, **changes):
+    """vLLM's whole configuration for the pair; ``changes`` override entries of the speculative config."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    engine = {key.removeprefix("engine_"): changes.pop(key) for key in list(changes) if key.startswith("engine_")}
+    speculative = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3, "parallel_drafting": True}
+    speculative = {key: value for key, value in (speculative | changes).items() if value is not None}
+    return EngineArgs(
+        model=str(target), skip_tokenizer_init=True, dtype="float32", speculative_config=speculative, **engine
+    ).create_engine_config()
+
+
+def refusal(target: Path, head: Path, **changes) -> str:
+    with pytest.raises(RefusedError) as refused:
+        configure(target, head, **changes)
+    line = str(refused.value)
+    assert "\n" not in line and line.startswith("P-EAGLE refused: ")
+    return line
 
 
 def test_a_served_head_without_mask_token_id(target: Path, head: Path):
@@ -300,3 +341,125 @@ def test_code_beside_a_head_is_not_run(fmt: str, trusted: bool, target: Path, tm
 def test_pickled_weights_are_refused(name: str, target: Path, head: Path):
     (head / "model.safetensors").rename(head / name)
     assert f"no *.safetensors: {head}; pickled weights are never read" in refusal(target, head)
+
+
+@pytest.mark.parametrize("fmt", ["aws", "speculators"])
+def test_a_peagle_head_without_the_flag_is_warned_of(target: Path, tmp_path: Path, warned, fmt: str):
+    head = tiny_heads.write_head(tmp_path / fmt, target, HeadSpec(fmt=fmt))
+    configure(target, head, parallel_drafting=None)
+    (warning,) = warned(str(head))
+    assert "is served as EAGLE-3, one token a forward" in warning and 'add "parallel_drafting": true' in warning
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+@pytest.mark.parametrize("name", ["peagle", "eagle3"])
+def test_what_is_no_peagle_costs_no_file_and_no_request(
+    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, method: str, name: str
+):
+    """Plain EAGLE-3, also of a head that was meant for P-EAGLE."""
+    if method == "draft_model":
+        head = tiny_heads.write_target(head.parent / "draft")
+    elif name == "eagle3":
+        edit(head, lambda h: (h.config.pop("mask_token_id"), h.config.update(speculators_model_type="eagle3")))
+    monkeypatch.setattr(validation, "_find", None)  # in a folder, the cache or the hub
+    config = configure(target, head, method=method, parallel_drafting=None)
+    assert config.speculative_config.method == method
+
+
+def other_platform(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """What a platform plugin does: its class, which is vLLM's for a CPU in all but its module, is the current one."""
+    import vllm.platforms
+
+    kind = type("Platform", (type(vllm.platforms.current_platform),), {"__module__": module})
+    monkeypatch.setattr(vllm.platforms, "_current_platform", kind())
+
+
+@pytest.mark.parametrize("method", ["eagle3", None])
+def test_another_platform_keeps_its_own_behaviour(
+    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, method: str | None
+):
+    """vllm-ascend, for one: its runner is not ours, so nothing is read, checked, opened, extended or replaced."""
+    other_platform(monkeypatch, "vllm_ascend.platform")
+    monkeypatch.setattr(validation, "_find", None)
+    config = configure(target, head, method=method)
+    assert config.speculative_config.parallel_drafting and not is_peagle(config)
+    unsupported = config._get_v2_model_runner_unsupported_features()
+    assert "parallel drafting for EAGLE speculative decoding" in unsupported
+
+
+def test_another_platform_loads_heads_by_itself(monkeypatch: pytest.MonkeyPatch):
+    """What vLLM's own would refuse, and drop, reaches the class as it is."""
+    body = {"load_weights": lambda self, weights: [*weights], "use_parallel_drafting": True}
+    body |= {"config": None, "lm_head": None, "model": SimpleNamespace(embed_tokens=None)}
+    module = ModuleType("vllm.model_executor.models.llama_eagle3")
+    head = module.Eagle3LlamaForCausalLM = type("Head", (), body | {"draft_id_to_target_id": None})
+    next(hook for name, hook in head_weights.PATCH.hooks if name == module.__name__)(module)
+    weights = [("model.d2t", torch.tensor([float("nan")]))]
+    with pytest.raises(RefusedError):
+        head().load_weights(weights)
+    other_platform(monkeypatch, "vllm_ascend.platform")
+    assert head().load_weights(weights) == weights
+
+
+@pytest.fixture
+def a_new_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a process of its own, what is logged and checked once a start is logged and checked again."""
+    monkeypatch.delenv("PEAGLE_VLLM_ACCEPT", raising=False)
+    patches.refuse_if_changed.cache_clear()
+    yield
+    patches.refuse_if_changed.cache_clear()
+
+
+@pytest.fixture
+def changed(a_new_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vLLM that differs from every recorded one at two patches."""
+    recorded = fingerprint.load_recorded()
+    for build in (build for builds in recorded.values() for build in builds.values()):
+        for name in ("vllm.v1.spec_decode.eagle:EagleProposer", "vllm.utils.cpu_triton_utils:_expand_kernel_impl"):
+            assert name in build
+            build[name] = "0" * 16  # type: ignore[index]
+    monkeypatch.setattr(fingerprint, "load_recorded", lambda: recorded)
+
+
+@pytest.mark.usefixtures("changed")
+def test_a_changed_patch(target: Path, head: Path):
+    """P-EAGLE is refused by name; the same target without it is configured as ever."""
+    line = refusal(target, head)
+    assert "differs from what peagle-vllm was checked against at the patch v1-proposer, cpu-sampling" in line
+    assert "PEAGLE_VLLM_ACCEPT=v1-proposer,cpu-sampling serves it all the same" in line
+
+    from vllm.engine.arg_utils import EngineArgs
+
+    EngineArgs(model=str(target), skip_tokenizer_init=True).create_engine_config()
+
+
+@pytest.mark.usefixtures("changed")
+def test_a_changed_patch_is_let_in_by_name(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warned):
+    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "v1-proposer")
+    assert "at the patch cpu-sampling;" in refusal(target, head)
+    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "cpu-sampling, v1-proposer,gate")
+    for _ in range(2):
+        assert configure(target, head).speculative_config.parallel_drafting
+    (warning,) = warned("PEAGLE_VLLM_ACCEPT")
+    assert "at the patch v1-proposer, cpu-sampling" in warning and "gate" not in warning
+
+
+@pytest.mark.usefixtures("a_new_start")
+def test_what_is_gone_cannot_be_accepted(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    def digest(self: Source, definition: Definition) -> str | None:
+        return None if definition.qualname.endswith("_input_fits_in_drafter") else whole(self, definition)
+
+    whole = Source._digest
+    monkeypatch.setattr(Source, "_digest", digest)
+    monkeypatch.setenv("PEAGLE_VLLM_ACCEPT", "drafter-limit")
+    line = refusal(target, head)
+    assert "at the patch drafter-limit;" in line
+    assert line.endswith("GPUModelRunner._input_fits_in_drafter is gone, so PEAGLE_VLLM_ACCEPT does not help")
+
+
+def test_a_patch_that_does_not_fit_leaves_vllm_alone(warned):
+    """A vLLM without what a patch wraps: the import goes on, and says so."""
+    ((name, hook),) = drafter_limit.PATCH.hooks
+    for each in (hook, lambda _: import_module("vllm.gone")):
+        patches._install(drafter_limit.PATCH, each, ModuleType(name))
+    assert len(warned("the patch drafter-limit does not fit this vLLM")) == 2
