@@ -1,31 +1,76 @@
-"""report.md: its tables, warnings and errors, and which K it says to serve: no more than the noise allows."""
+"""Acceptance from counters; report.md, which says which K to serve, no more than the noise allows; the gate on what is
+worse beyond noise."""
 
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from typer.testing import Result
 
 from peagle_tools.bench.cells import Cell, CellResult, Results, read_results
-from peagle_tools.bench.metrics import points
+from peagle_tools.bench.compare import compare
+from peagle_tools.bench.metrics import AL, metric, points, without_speculation
 from peagle_tools.bench.report import repeated_table, write_report
 from peagle_tools.bench.schedule import advice
 from peagle_tools.bench.suite import Suite
-from peagle_tools.shared.acceptance import Acceptance
+from peagle_tools.shared.acceptance import Acceptance, Answer, by_repeated, read_engine
 from peagle_tools.shared.errors import ToolError
 from tests.bench import synthetic
-from tests.support.command import run
+from tests.support.command import only_line, run
+
+
+def test_an_engines_counters() -> None:
+    """Before the first draft vLLM has no counts by position; without speculation it has no such counters at all."""
+
+    def engine(**counts: int | list[int]) -> SimpleNamespace:
+        metrics = [
+            SimpleNamespace(name=f"vllm:spec_decode_num_{name}", **{"values" if isinstance(n, list) else "value": n})
+            for name, n in counts.items()
+        ]
+        return SimpleNamespace(get_metrics=lambda: [SimpleNamespace(name="vllm:num_requests", value=7), *metrics])
+
+    before = read_engine(engine(drafts=4, draft_tokens=12, accepted_tokens=5, accepted_tokens_per_pos=[3, 2, 0]))
+    after = read_engine(engine(drafts=14, draft_tokens=42, accepted_tokens=22, accepted_tokens_per_pos=[11, 8, 3]))
+    assert after.since(before) == Acceptance(10, (8, 6, 3))
+    assert after.since(read_engine(engine())) == after
+    assert (read_engine(engine()).length, read_engine(engine()).shares) == (1.0, ())
+
+
+def test_steps_without_drafts_count() -> None:
+    """n-gram's: 10 answers of 64 tokens in 345 steps, 112 of them with drafts. vLLM says 3.54."""
+    cell = {"output_lens": [64] * 10, "spec_decode_num_drafts": 112, "spec_decode_accepted_tokens": 285, AL: 3.54}
+    assert metric(cell, AL) == 1 + 285 / 345 and metric({"output_lens": [64]}, AL) == 1
+
+
+def test_the_base_is_the_fastest_arm_without_speculation() -> None:
+    arms = [Mock(dataset="d", concurrency=1, k=0, tokens_per_second=Mock(median=speed)) for speed in (5, 9, 7)]
+    assert without_speculation(arms) == {("d", 1): arms[1]}
+
+
+def test_drafts_are_counted_by_the_last_tokens_that_occurred_before() -> None:
+    """Of 1 2 3 4 1 2 9 3 4 1 the drafts follow 1 (4 1 is older), 1 2, 9, and 3 4 1; an answer whose steps are not all
+    known is left out."""
+    prompt, output = [1, 2, 3, 4], [1, 2, 9, 3, 4, 1, 5]
+    steps = {"num_spec_tokens": 2, "num_spec_steps": 4, "per_step_accepted": [0, 0, 2, 0]}
+    none = Answer(range(9), (), {"num_spec_tokens": 3, "num_spec_steps": 0})
+    assert by_repeated([Answer(prompt, output, steps), Answer(prompt, [*output, 5, 5], steps), none]) == {
+        0: Acceptance(1, (1, 1)),
+        1: Acceptance(1, (0, 0)),
+        2: Acceptance(1, (0, 0)),
+        3: Acceptance(1, (0, 0)),
+    }
 
 
 def report(folder: Path) -> str:
-    """The Markdown page that the command writes of these results."""
     done = run("bench", "report", folder)
     assert done.exit_code == 0, done.output
     return (folder / "report.md").read_text()
 
 
 def best_table(text: str) -> list[str]:
-    """The lines of the report's first table."""
     return text.split("## Best K, prompts\n\n")[1].split("\n\n")[0].splitlines()
 
 
@@ -173,3 +218,109 @@ def test_without_repeats_or_a_base_no_depth_is_named(tmp_path: Path, suite: Suit
     measured = points(read_results(tmp_path / "once"))
     (line,) = advice("prompts", [p for p in measured if not p.k], {})
     assert line == "prompts: no K, for no drafter was measured."
+
+
+def results(folder: Path, suite: Suite, **changes):
+    return read_results(synthetic.write(folder, suite, **changes))
+
+
+def gate(folder: Path) -> Result:
+    return run("bench", "compare", folder / "a", folder / "b")
+
+
+@pytest.mark.parametrize(("after", "is_worse"), [((1.0, 1.2), False), ((1.15, 1.3), True)])
+def test_only_disjoint_spreads_count(suite: Suite, after: tuple[float, float], is_worse: bool) -> None:
+    def both(noises: tuple[float, float]):
+        cells = [Cell("none", 0, "prompts", 1, repeat) for repeat in (1, 2)]
+        measured = [synthetic.result(cell, noise=noise) for cell, noise in zip(cells, noises, strict=True)]
+        return Results(synthetic.sweep(suite), measured)
+
+    (change,) = compare(both((0.9, 1.1)), both(after))
+    assert bool(change.worse) == is_worse
+
+
+HERE = "P-EAGLE K=7, prompts, c=4"
+
+
+def accepted(share: float):
+    """Other acceptance, and nothing else."""
+    return lambda data: data.update(spec_decode_accepted_tokens=share * data["spec_decode_accepted_tokens"])
+
+
+def times(name: str, factor: float):
+    return lambda data: data.update({key: value * factor for key, value in data.items() if name in key})
+
+
+def another_answer(data) -> None:
+    data["generated_texts"] = [*data["generated_texts"][:-1], "another"]
+
+
+ONE_REPEAT = "another text, in one repeat"
+PLANTED = {
+    "throughput": (times("output_throughput", 0.9), "tokens/s 1564 -> 1408"),
+    "AL": (accepted(0.4), "AL 3.598 -> 2.039"),
+    "TTFT": (times("p50_ttft_ms", 10), "TTFT p50 20 -> 200"),
+    "the tail of TTFT": (times("p99_ttft_ms", 2), "TTFT p99 20 -> 40"),
+    "TPOT": (times("p50_tpot_ms", 1.15), "TPOT p50"),
+    "the tail of TPOT": (times("p99_tpot_ms", 1.5), "TPOT p99"),
+    "no TPOT": (lambda data: data.update(output_lens=[1] * len(data["output_lens"])), "-> no sample"),
+    ONE_REPEAT: (another_answer, "same text as without speculation 100.00% -> 91.67%, in float32"),
+    "no text": (lambda data: data.update(generated_texts=[]), "same text as without speculation 100.00% -> unknown"),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_regression_fails_the_gate(tmp_path: Path, suite: Suite, planted: str) -> None:
+    """The cell, and no other, is named with what is wrong."""
+    change, text = PLANTED[planted]
+
+    def edit(cell: Cell, data) -> None:
+        if cell.label == HERE and (cell.repeat == 2 or planted != ONE_REPEAT):
+            change(data)
+
+    results(tmp_path / "a", suite, spread=0), results(tmp_path / "b", suite, spread=0, edit=edit)
+    done = gate(tmp_path)
+    assert done.exit_code == 1
+    named = [line for line in done.output.splitlines() if line.startswith(f"{HERE}: ")]
+    assert any(text in line for line in named), done.output
+    assert "1 of 10 cells are worse, failed or missing" in done.output
+
+
+def test_no_regression(tmp_path: Path, suite: Suite) -> None:
+    """Texts may differ where they are not promised, and acceptance may rise."""
+
+    def edit(cell: Cell, data) -> None:
+        if cell.k:
+            another_answer(data), accepted(1.2)(data)
+
+    before = results(tmp_path / "a", suite, spread=0, dtype="bfloat16")
+    after = results(tmp_path / "b", suite, spread=0, dtype="bfloat16", edit=edit)
+    assert not any(change.worse for change in compare(before, after))
+
+
+def test_a_failed_cell_is_a_regression(tmp_path: Path, suite: Suite) -> None:
+    failed = {f"p-eagle-k7-prompts-c4-r{repeat}": "the server ended" for repeat in (1, 2)}
+    before, failed["eagle-3-k3-prompts-c1-r1"] = results(tmp_path / "a", suite), "one repeat"
+    changes = compare(before, results(tmp_path / "b", suite, failed=failed))
+    assert {change.label: change.worse for change in changes if change.worse} == {
+        HERE: ["failed: the server ended"],
+        "EAGLE-3 K=3, prompts, c=1": ["0 repeats failed before, 1 now"],
+    }
+
+
+def test_results_that_are_not_comparable(tmp_path: Path, suite: Suite) -> None:
+    before = results(tmp_path / "a", suite, gpu="1 x B200")
+    with pytest.raises(ToolError, match="measured on 1 x B200, then on 1 x H200"):
+        compare(before, results(tmp_path / "b", suite, gpu="1 x H200"))
+    dataset = suite.datasets["prompts"].model_copy(update={"output_tokens": 32})
+    shorter = suite.model_copy(update={"datasets": {"prompts": dataset}})
+    for name, other in (("c", shorter), ("d", suite.model_copy(update={"temperature": 1.0}))):
+        with pytest.raises(ToolError, match="other target, temperature, prompts or lengths"):
+            compare(before, results(tmp_path / name, other, gpu="1 x B200"))
+
+
+def test_unreadable_results(tmp_path: Path, suite: Suite) -> None:
+    file = synthetic.write(tmp_path / "a", suite) / "cells/none-k0-prompts-c1-r1.json"
+    file.write_text("{}")
+    line = f"peagle-vllm: {file} is not a result of `bench run`; delete it, and the same"
+    assert only_line(gate(tmp_path)).startswith(line)
