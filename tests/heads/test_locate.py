@@ -14,7 +14,7 @@ from peagle_tools.inspect.head_report import report
 from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.files import SELECTOR_FOLDER, HeadError, HeadFiles, download, find
 from peagle_vllm.heads.head import read_head
-from tests.heads.test_selector import sharpened
+from tests.heads.test_fields import sharpened
 from tests.heads.writers import SERVED, TARGET, Written, speculators
 
 REPO, COMMIT, NEWER = "some/head", "a" * 40, "b" * 40

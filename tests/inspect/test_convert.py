@@ -29,8 +29,7 @@ from peagle_vllm.heads.head import read_head, read_map, target_ids
 from peagle_vllm.heads.target import read_target
 from tests.heads import writers
 from tests.heads.judging import fc_norm, meaning, norm_before_fc, top_fc_norm, windowed
-from tests.heads.test_fields import vllms_config
-from tests.heads.test_selector import sharpened
+from tests.heads.test_fields import sharpened, vllms_config
 from tests.heads.writers import AUX, DRAFT_VOCAB, SERVED, VOCAB
 from tests.support.command import only_line, run
 from tests.support.dialects import edit
