@@ -1,19 +1,22 @@
-"""The files of examples/deploy fit together, and to the package; an endpoint is configured through its environment."""
+"""The files of examples/deploy fit together, and to the package; an endpoint reads its environment; example.py runs."""
 
 import json
 import re
 import shlex
+import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from model_hosting_container_standards.supervisor.generator import generate_supervisord_config
 from model_hosting_container_standards.supervisor.models import parse_environment_variables
 from supervisor.options import UnhosedConfigParser, expand
 
 from examples.managed_endpoint.entrypoint import arguments, command
+from peagle_tools.shared.engines import quick_dtype
 from peagle_vllm import __version__
 from tests.support.serving import ROOT, environment, free_port, running
 
@@ -158,3 +161,22 @@ def test_endpoint_serves_with_drafts() -> None:
         assert answer["choices"][0]["message"]["content"]
         assert server.metric("vllm:spec_decode_num_drafts_total") > 0
         assert missing(server.get("/metrics")) == []  # of what examples/deploy draws and warns of
+
+
+def test_example() -> None:
+    # In one process, where three would import vLLM.
+    env = environment() | {"TARGET": "tiny", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    command = [sys.executable, "example.py"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("--- 'def ") == 2
+    length = re.search(r"acceptance length (\S+) over (\d+) drafts", done.stdout)
+    assert length and float(length[1]) > 1.5
+
+
+def test_dtype_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    slow, arm = {"architecture": "x86_64", "avx512_bf16": False}, {"architecture": "aarch64"}
+    for cpu, dtype in ((slow, "float32"), (slow | {"avx512_bf16": True}, "bfloat16"), (arm, "bfloat16")):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda cpu=cpu: cpu)
+        assert quick_dtype() == dtype
