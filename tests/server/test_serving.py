@@ -1,4 +1,4 @@
-"""The server answers streams, shows what it drafted, and survives clients that leave or come all at once."""
+"""The server answers streams, shows what it drafted, and survives clients that leave or come at once; a short soak."""
 
 import sys
 import time
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from tests.soak.run import Ask, Tally, run
 from tests.support.models import heldout
 from tests.support.serving import Server, environment, free_port, running
 
@@ -18,7 +19,6 @@ PROMPTS = heldout()
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Started by the serving example."""
     port = free_port()
     command = ["bash", "examples/serve.sh", "--host", "127.0.0.1", "--port", str(port)]
     # The worker in the engine's process: one import of vLLM less.
@@ -39,8 +39,28 @@ def ask(client: OpenAI, prompt: str, **more: Any) -> Any:
 
 
 def chat(client: OpenAI, prompt: str) -> str:
-    """The whole answer in one piece."""
     return ask(client, prompt).choices[0].message.content
+
+
+# Before the first test that starts the server above, which then runs until the last one.
+@pytest.mark.full
+def test_a_minute_of_everything_at_once():
+    report = run(seconds=60, runner="V1")
+    assert not report["wrong"], "\n".join(report["wrong"][:20])
+    assert report["answers compared"] > 50 and report["preemptions"] > 10
+    assert report["ended"]["left"] and report["ended"]["refused"]
+
+
+def test_what_is_wrong_is_noticed():
+    """A wrong answer, a request that never ended, and one that was to be refused."""
+    tally, ask, right = Tally(), Ask("chat", {}, known=0), {0: ("right", "stop")}
+    tally.note(ask, "answered", ("right", "stop"), right)
+    assert not tally.wrong
+    tally.note(ask, "answered", ("wrong", "stop"), right)
+    tally.note(ask, "APITimeoutError: Request timed out.", None, right)
+    tally.note(Ask("wrong", {}), "500", None, right)
+    tally.note(Ask("wrong", {}), "answered", ("yes", "stop"), right)
+    assert len(tally.wrong) == 4
 
 
 def test_metrics_show_the_drafts(server: Server, client: OpenAI) -> None:
