@@ -98,7 +98,6 @@ def test_turns_that_are_not_asked_are_counted(tmp_path: Path, capsys: pytest.Cap
 
 CONTROL = "<|im_start|>"
 IN_TEMPLATES = {
-    "ChatML": "<|im_start|>user\nhi<|im_end|>\n",
     "DeepSeek": "<\uff5cbegin\u2581of\u2581sentence\uff5c>hi",
     "Gemma": "<start_of_turn>user\nhi<end_of_turn>\n",
     "Gemma 4": "<|turn>user\nhi<turn|>\n",
@@ -114,12 +113,10 @@ REFUSED = {
     "list": ([1], "is a list;"),
     "no key": ({"id": 7, "foo": "x"}, 'no text as "prompt" and no turns as "messages", but "id", "foo"; write one of'),
     "empty object": ({}, "but nothing;"),
-    "prompt of a number": ({"prompt": 7}, "a turn of the user whose content is a number; write text"),
     "empty prompt": ({"prompt": " \n"}, "a turn of the user that is empty;"),
     "list of texts": ({"prompt": ["a", "b"]}, "has a turn that is text;"),
     "messages of text": ({"messages": "hi"}, 'no turns as "messages", but "messages"; write one of them'),
     "turn without role": (chat({"content": "hi"}), "a turn with the role None; write system, user or assistant"),
-    "unknown role": (chat({"role": "critic", "content": "hi"}), "a turn with the role 'critic';"),
     "empty parts": (chat({"role": "user", "content": []}), "whose content is an empty list;"),
     "null answer": (chat({"role": "assistant", "content": None}), "a turn of the assistant whose content is null;"),
     "image": (chat({"role": "user", "content": [{"type": "image_url"}]}), "that is 'image_url'; only text"),
