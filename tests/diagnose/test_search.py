@@ -30,7 +30,6 @@ PROMPTS = 24
 
 
 def proposed(setup: Setup) -> list[Intervention]:
-    """What is tried on a setup of a known pair."""
     specials = [Token(6, "<|mask|>", "special"), Token(0, "[/pad]", "special")]  # no markup of rich
     return list(interventions(setup, read_head(PEAGLE), read_target(str(TARGET)), specials))
 

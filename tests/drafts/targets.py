@@ -114,7 +114,6 @@ def _write_processor(folder: Path) -> None:
 
 
 def image() -> Any:
-    """A small random picture."""
     import numpy as np
     from PIL import Image
 

@@ -33,14 +33,12 @@ LONG = (PROMPTS[2] * 4)[: MAX_MODEL_LEN - 1]
 
 
 def embedded(name: str, prompt: tuple[int, ...], max_tokens: int = ANSWER, **more: Any) -> Request:
-    """A prompt of the target's embeddings of these tokens."""
     with safe_open(TARGET / "model.safetensors", "pt") as weights:
         embeds = weights.get_tensor("model.embed_tokens.weight").float()[list(prompt)]
     return Request(name, prompt, max_tokens, embeds=embeds, **more)
 
 
 def mixed(name: str, prompt: tuple[int, ...], start: int, end: int) -> Request:
-    """Of these tokens some come as embeddings."""
     inside = tuple(start <= i < end for i in range(len(prompt)))
     tokens = tuple(OUTSIDE if here else token for token, here in zip(prompt, inside, strict=True))
     return replace(embedded(name, prompt), prompt=tokens, embedded=inside)

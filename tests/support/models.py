@@ -14,7 +14,6 @@ QWEN3_PEAGLE = MODELS / "tiny-qwen3-peagle"
 
 
 def heldout() -> list[str]:
-    """The held-out prompts."""
     return [json.loads(line)["prompt"] for line in (MODELS / "prompts" / "heldout.jsonl").read_text().splitlines()]
 
 
