@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from peagle_vllm.heads import selector as files
 from peagle_vllm.heads.checks import check_head, check_pair
@@ -46,6 +48,19 @@ def test_windows_that_trainers_copy_from_the_target_are_none(tmp_path: Path):
 
 
 LINEAR = {"rope_type": "linear", "factor": 4}
+
+
+@pytest.mark.parametrize("stated", [{}, {"factor": 4.0}, {"attention_factor": 1.5}])
+def test_longrope_scales_attention_as_in_training(stated: dict[str, float], tmp_path: Path):
+    """By the head's own length: vLLM would take the served one."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **stated}
+    rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    head = writers.vllm()
+    head.config.update(rope_parameters=rope, max_position_embeddings=128)
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=128, rope_parameters=rope)
+    given = vllm_fields(read_head(head.save(tmp_path)))["rope_parameters"]
+    factor = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", 100)[1]
+    assert given["short_mscale"] == given["long_mscale"] == factor > 1
 
 
 @pytest.mark.parametrize("to", ["vllm", "speculators"])

@@ -1,5 +1,6 @@
 """The rotary embedding of a head's layers: however its config states it, as the one object that vLLM's layers read."""
 
+import math
 from typing import Any
 
 from peagle_vllm.heads.config import FLAG, POSITIVE, SIZE, Config, Kind, unfit
@@ -85,6 +86,11 @@ def rope_parameters(
             raise HeadError(unfit(names[field], value, KINDS[field].needs, place))
     if "factor" in fields:
         fields["factor"] = float(fields["factor"])  # vLLM takes a whole number for a list of factors
+    if name == "longrope":  # else vLLM takes the longest served length for the one that sets the attention's scale
+        original, longest = fields[TRAINED_LENGTH], layers.get("max_position_embeddings")
+        scale = fields.get("factor") or max(1.0, (longest if SIZE.fits(longest) else 1) / original)
+        factor = fields.get("attention_factor") or math.sqrt(1 + math.log(scale) / math.log(original))
+        fields = {"short_mscale": factor, "long_mscale": factor, **fields}
     return {"rope_type": name, **fields}
 
 

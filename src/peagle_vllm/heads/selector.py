@@ -53,7 +53,7 @@ def read_selector_config(config: Mapping[str, Any], file: str) -> SelectorConfig
 
 def selector_shapes(
     selector_config: SelectorConfig, vocab_size: int, draft_vocab_size: int, hidden_size: int
-) -> dict[str, tuple[int, int]]:
+) -> dict[str, tuple[int, ...]]:
     """The shapes of a selector's matrices. Its scales have as many numbers as it was fitted to positions."""
     return {
         PREDECESSORS: (vocab_size, selector_config.selector_rank),

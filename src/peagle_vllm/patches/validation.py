@@ -206,9 +206,11 @@ def _check_parallelism(vllm_config: "VllmConfig") -> None:
 
 def _check_depth(num_tokens: int, vllm_config: "VllmConfig") -> None:
     """Refuse a K with which vLLM starts, and ends at the first request, or during the warm-up."""
-    # vLLM warms V2 up with requests of K + 2 tokens, each in one step; nothing else bounds K there.
+    # vLLM warms V2 up with requests of K + 2 tokens, each in one step. A request whose prefix another engine computed
+    # begins with K + 1, and vLLM keeps K - 1 more free for it: without room for both it would wait for ever.
     max_len, max_rows = vllm_config.model_config.max_model_len, vllm_config.scheduler_config.max_num_batched_tokens
-    limits = {f"max_model_len {max_len}": max_len - 2, f"max_num_batched_tokens {max_rows}": max_rows - 2}
+    rows = f"max_num_batched_tokens {max_rows}"
+    limits = {f"max_model_len {max_len}": max_len - 2, rows: min(max_rows - 2, max_rows // 2)}
     if not vllm_config.use_v2_model_runner:
         from vllm.v1.sample.rejection_sampler import MAX_SPEC_LEN
 

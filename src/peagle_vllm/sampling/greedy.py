@@ -87,10 +87,10 @@ def _is_larger(model: Any) -> bool:
 
 
 def _parts(model: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Rows whose logits are at most MAX_LOGITS_BYTES."""
+    """Rows whose logits are at most MAX_LOGITS_BYTES; of one size, because a few rows cost a whole read of lm_head."""
     dtype = model.logits_processor.head_dtype or hidden_states.dtype
-    row_bytes = model.config.draft_vocab_size * dtype.itemsize
-    return hidden_states.split(max(1, MAX_LOGITS_BYTES // row_bytes))
+    most = max(1, MAX_LOGITS_BYTES // (model.config.draft_vocab_size * dtype.itemsize))
+    return hidden_states.chunk(max(1, -(-len(hidden_states) // most)))
 
 
 def _best(model: Any, hidden_states: torch.Tensor, num: int, log_probs: bool) -> tuple[torch.Tensor, torch.Tensor]:
