@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from peagle_tools.bench import client
 from peagle_tools.bench.cells import grid
-from peagle_tools.bench.suite import Suite
+from peagle_tools.bench.suite import Flags, Suite
 from peagle_tools.shared.checked_yaml import read_yaml
 from peagle_tools.shared.errors import ToolError
 from tests.support.command import only_line, run
@@ -59,6 +59,12 @@ def test_parts_are_chosen(suite: Suite) -> None:
     cells = grid(suite, k=[7], concurrency=[4], repeats=1)
     assert [(c.arm, c.k, c.concurrency) for c in cells] == [("none", 0, 4), ("EAGLE-3", 7, 4), ("P-EAGLE", 7, 4)]
     assert not grid(suite, arms=["none"], concurrency=[16])
+
+
+def test_the_client_reads_the_servers_tokenizer(suite: Suite) -> None:
+    trusting = suite.model_copy(update={"serve": Flags(flags="--trust-remote-code")})
+    cell, word = grid(suite)[0], "--trust-remote-code"
+    assert word in client.bench_arguments(trusting, cell) and word not in client.bench_arguments(suite, cell)
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)

@@ -120,7 +120,7 @@ def test_a_weight_with_nan_or_inf_is_refused_when_it_is_loaded(value: float, tar
         engine(Settings(target, head.save(tmp_path / "head"), k=K))
 
 
-def test_a_head_is_judged_by_its_own_load_format(target: Path, tmp_path: Path):
+def test_a_head_is_judged_by_its_own_load_format(target: Path, tmp_path: Path, warned, monkeypatch):
     """A dummy head drafts for a real target, whose answers stay; beside a dummy target a head is checked."""
     head = CASES["aws"].write_own(tmp_path / "head", target)
     settings, reference = Settings(target, head, k=K, max_model_len=MAX_MODEL_LEN), Reference(target, head)
@@ -132,3 +132,6 @@ def test_a_head_is_judged_by_its_own_load_format(target: Path, tmp_path: Path):
     live.drafter.model.mask_hidden.data.zero_()
     with pytest.raises(RefusedError, match="mask_hidden is all zeros"):
         check_loaded_head(live.drafter.model, live.drafter.vllm_config)
+    monkeypatch.setattr(live.drafter.vllm_config.speculative_config, "draft_load_config", None)
+    check_loaded_head(live.drafter.model, live.drafter.vllm_config)
+    assert warned("the head has dummy weights, as the target has, until a draft weight update; add ")

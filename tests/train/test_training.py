@@ -428,7 +428,7 @@ def test_rounds_of_the_same_text(shared: int, rounds: list[tuple[int, int]]) -> 
 
 def test_the_engine_gets_no_key_of_the_server_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines.Pair, "engine", lambda pair, *_: (_ for _ in ()).throw(TypeError(pair.arguments)))
-    given = {"dtype": "float32", "default_chat_template_kwargs": {}}
+    given = {"dtype": "float32", "default_chat_template_kwargs": {}, "data_parallel_size": 8}
     with pytest.raises(TypeError, match=r"\{'dtype': 'float32'\}"):
         answer(engines.Pair("target", "head", given), [[1]], 3, 4)
 
