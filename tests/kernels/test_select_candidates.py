@@ -112,22 +112,27 @@ def draw_by_its_arguments(scores, tokens, is_candidate, seed, position, column, 
     return tl.where(temperature == 0.0, tl.argmax(scores, axis=0), named.to(tl.int32))
 
 
-def state(max_num_reqs: int, k: int, num_candidates: int, vocab: int, top_p: float = 0.6) -> tuple[torch.Tensor, ...]:
+def state(
+    max_num_reqs: int, k: int, num_candidates: int, vocab: int, top_p: float = 0.6, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, ...]:
     """Temperatures, seeds, limits, q and its candidates of every request that could be live, before any step."""
     temperature = torch.tensor([0.0, 0.7] * max_num_reqs)[:max_num_reqs]
     top_k = torch.tensor([vocab, 3] * max_num_reqs, dtype=torch.int32)[:max_num_reqs]
     top_ps = torch.tensor([1.0, 1.0, 1.0, top_p] * max_num_reqs)[:max_num_reqs]
-    q = torch.full((max_num_reqs, k, vocab), -float("inf"))
+    q = torch.full((max_num_reqs, k, vocab), -float("inf"), dtype=dtype)
     cached_ids = torch.zeros(max_num_reqs, k, num_candidates, dtype=torch.int64)
     return temperature, torch.arange(max_num_reqs) * 7, top_k, top_ps, q, cached_ids
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # the interpreter rounds bfloat16 its own way
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize(("num_candidates", "top_p"), [(1, 0.6), (5, 0.6), (16, 0.6), (5, 0.0)])
-def test_drawing_leaves_the_q_of_this_step_and_nothing_else(num_candidates: int, top_p: float, reduced: bool):
+def test_drawing_leaves_the_q_of_this_step_and_nothing_else(
+    num_candidates: int, top_p: float, reduced: bool, dtype: torch.dtype
+):
     """Three steps: K, fewer, K again. Requests come in another order, two rows of the state stay idle."""
     max_num_reqs, max_k = 5, 4
-    tensors = moved(state(max_num_reqs, max_k, num_candidates, VOCAB, top_p), KERNEL_DEVICE)
+    tensors = moved(state(max_num_reqs, max_k, num_candidates, VOCAB, top_p, dtype), KERNEL_DEVICE)
     temperature, seeds, top_k, top_ps, q, _ = tensors
     wanted = q.clone()
     for step, (k, rows) in enumerate(((4, [3, 0, 1]), (2, [1, 3, -1]), (4, [3, -1, 0]))):
@@ -157,6 +162,7 @@ def test_drawing_leaves_the_q_of_this_step_and_nothing_else(num_candidates: int,
                 wanted[row, :k] = -float("inf")
                 sampling = float(temperature[row]), int(top_k[row]), max(float(top_ps[row]), 1e-9)
                 kept = limited(scores[of_req], *sampling) if sampling[0] else scores[of_req]  # greedy: no limits
+                kept = (kept - kept.amax(-1, keepdim=True)).to(dtype)
                 wanted[row, :k] = wanted[row, :k].scatter(1, targets[of_req], kept)
         assert torch.equal(q, wanted), step
     assert torch.isinf(q[[2, 4]]).all()

@@ -196,17 +196,6 @@ def test_capture_leaves_live_requests_alone(pair):
         assert (live.drafter.buffers.sample_idx_mapping == -1).all()
 
 
-def test_scores_are_kept_as_they_were_drawn_from(pair, monkeypatch: pytest.MonkeyPatch):
-    """In the model's dtype only where they are the head's own logits: vLLM scales in float32."""
-    live = start(pair, speculative=(("draft_sample_method", "probabilistic"),))
-    config = live.runner.vllm_config
-    monkeypatch.setattr(type(config.model_config), "head_dtype", torch.bfloat16)
-    monkeypatch.setattr("peagle_vllm.v2.speculator.selector_config_of", lambda _: None)
-    for scale, dtype in ((1.0, torch.bfloat16), (0.3, torch.float32)):
-        monkeypatch.setattr(config.speculative_config.draft_model_config.hf_config, "logit_scale", scale)
-        assert live.drafter.draft_logits_spec(config)[0] == dtype
-
-
 def test_a_graph_draws_what_the_eager_step_draws(pair):
     """Gumbel seeds mix position and draft column in: a replayed step must pass the same ones."""
     live = start(pair, speculative=(("draft_sample_method", "probabilistic"),))

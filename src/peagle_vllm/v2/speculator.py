@@ -36,7 +36,7 @@ from peagle_vllm.kv_groups import keep_windows_whole, own_cache_settings, warn_o
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.observer import Observer, sampled_rows
 from peagle_vllm.sampling.greedy import top_tokens
-from peagle_vllm.sampling.selection import load_selector, num_candidates, plain_selector, select, selector_config_of
+from peagle_vllm.sampling.selection import load_selector, num_candidates, plain_selector, select
 from peagle_vllm.serving import check_loaded_head
 from peagle_vllm.updates import HeadUpdates
 from peagle_vllm.v2.attention import DraftAttention, draft_attention_config, share_workspace, split_blocks, whole_kv
@@ -86,11 +86,8 @@ class ParallelEagleSpeculator(EagleSpeculator):
         self._allocate_buffers()
 
     def draft_logits_spec(self, vllm_config: VllmConfig) -> tuple[torch.dtype, float]:
-        """Only candidates are written: their scores, in float32 unless they are logits of the head as they are."""
-        dtype, _ = super().draft_logits_spec(vllm_config)
-        scale = vllm_config.speculative_config.draft_model_config.hf_config.logit_scale  # vLLM scales in float32
-        is_scored = selector_config_of(vllm_config) or self.enable_adaptive_verification or scale != 1
-        return torch.float32 if is_scored else dtype, -float("inf")
+        """Only candidates are written: their scores, below the best one's."""
+        return super().draft_logits_spec(vllm_config)[0], -float("inf")
 
     def _allocate_buffers(self) -> None:
         """Draft buffers whose inputs to the model are the inherited ones. Slots follow in ``set_attn``."""
