@@ -14,7 +14,7 @@ _file: int | None = None  # its descriptor
 def share(seconds: int = 0) -> None:
     """From now on nothing is timed, until this process ends or calls ``have_to_itself``.
 
-    It ends after so many ``seconds``, since others wait for it; 0: no limit.
+    Until then it lives so many ``seconds`` at most, since others wait for it; 0: no limit.
     """
     global _file
     if FILE in os.environ:
@@ -24,7 +24,7 @@ def share(seconds: int = 0) -> None:
 
 
 def have_to_itself(seconds: int) -> None:
-    """Return once no other process shares the device; from now on others wait until this one ends: in ``seconds``."""
+    """Return once no other process shares the device; others wait until this one ends, in ``seconds`` at most."""
     if _file is not None:
         signal.alarm(0)
         fcntl.flock(_file, fcntl.LOCK_EX)

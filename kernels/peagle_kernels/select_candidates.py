@@ -246,7 +246,7 @@ def _select_candidates_kernel(
             top_k = tl.load(top_k_ptr + row, mask=is_live, other=NUM_CANDIDATES)
             top_p = tl.load(top_p_ptr + row, mask=is_live, other=1.0)
             scores = within_limits(scores, temperature, top_k, top_p)
-            # Drawn from what is kept, whatever its dtype; below the best score nothing rounds up to it.
+            # Drawn from what is kept, whatever its dtype. The best score is 0, near which rounding is finest.
             scores = (scores - tl.max(scores, axis=0)).to(draft_logits_ptr.dtype.element_ty).to(tl.float32)
             chosen = DRAW(scores, tokens, is_candidate, seed, before, column, temperature, USE_FP64)
             # The rejection sampler reads q here: -inf where the last step's candidates were, then this step's.

@@ -34,7 +34,7 @@ MISTAKES = {
     "not quoted": ("none: {}", "none: {environment: {A: 1}}", 4, "arms.none.environment.A: is 1; write it in quotes"),
     "counters": ("none: {}", 'none: {flags: "--disable-log-stats"}', 4, "arms.none.flags: --disable-log-stats turns"),
     "our flag": ("none: {}", 'none: {flags: "--spec_method=x"}', 4, "arms.none.flags: --spec-method does not belong"),
-    "config file": ("none: {}", "none: {flags: --config=a.yaml}", 4, "arms.none.flags: --config cannot be measured"),
+    "config file": ("none: {}", "none: {flags: --config=a.yaml}", 4, "arms.none.flags: --config could make the arm"),
     "secret": ("none: {}", "none: {environment: {HF_TOKEN: a}}", 4, "arms.none.environment: HF_TOKEN would be written"),
     "no YAML": ("none: {}", "none: {", 6, "no YAML"),
     "same files": ("none: {}", "none: {}\n  None: {}", 1, "suite: two of none, None, EAGLE-3"),

@@ -165,7 +165,7 @@ def test_k_beyond_the_trained_depth_is_warned_of(tmp_path: Path):
 
 def test_specforge_states_fields_beside_the_config(tmp_path: Path):
     stated = {"mask_token_id": MASK_TOKEN, "norm_before_residual": True, "num_depths": 6, "num_draft_layers": 9}
-    folder = writers.specforge(num_depths=4).save(tmp_path)
+    folder = writers.specforge(num_depths=4, mask_token_id=None).save(tmp_path)
     (folder / "peagle_config.json").write_text(json.dumps(stated))
     head = read_head(folder)
     assert check_pair(head, TARGET) == [] and head.norms["norm_before_residual"]

@@ -139,7 +139,7 @@ def test_select_candidates(arch, rank, num_candidates, gated, reduced, drawn):
         interpreter.enable()  # vLLM imports no Triton where it sees no device
         from peagle_vllm.v2.drawing import draw
 
-        state = cases.state(2, 3, num_candidates, cases.VOCAB)
+        state = cases.state(2, 3, num_candidates, cases.VOCAB, dtype=torch.bfloat16)
         drawing = Drawing(draw, numbers, numbers, *state, use_fp64=False)
     out, scores = cases.strided(2, 3), torch.empty_like(candidates.logits)
     assert stores_of(arch, select_candidates_triton, out, candidates, *parts, scores, drawing)

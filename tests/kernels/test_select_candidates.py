@@ -112,6 +112,25 @@ def draw_by_its_arguments(scores, tokens, is_candidate, seed, position, column, 
     return tl.where(temperature == 0.0, tl.argmax(scores, axis=0), named.to(tl.int32))
 
 
+@triton.jit
+def draw_the_first_if_rounded(scores, tokens, is_candidate, seed, position, column, temperature, USE_FP64):
+    """The first candidate where every score is one of float16's, else the second."""
+    is_rounded = (scores.to(tl.float16).to(tl.float32) == scores) | ~is_candidate
+    return tl.where(tl.min(is_rounded.to(tl.int32), axis=0) == 1, 0, 1)
+
+
+def test_drafts_are_drawn_from_the_q_that_is_kept():
+    """Not from scores of more digits: the rejection sampler takes q for the distribution that was drawn from."""
+    candidates, selector, offsets = moved(case(2, 3, 5, 16, 4), KERNEL_DEVICE)
+    tensors = moved(state(3, 2, 5, VOCAB, dtype=torch.float16), KERNEL_DEVICE)
+    rows = torch.arange(3, device=KERNEL_DEVICE).repeat_interleave(2)
+    drawing = Drawing(draw_the_first_if_rounded, rows, rows, *tensors, use_fp64=False)
+    out, scores = strided(3, 2, KERNEL_DEVICE), torch.empty_like(candidates.logits)
+    select_candidates_triton(out, candidates, selector, offsets, scores, drawing)
+    assert out.flatten().tolist() == candidates.ids[:, 0].tolist()
+    assert (scores != scores.half()).any()
+
+
 def state(
     max_num_reqs: int, k: int, num_candidates: int, vocab: int, top_p: float = 0.6, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, ...]:

@@ -99,7 +99,7 @@ def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
     words += ["--max-concurrency", str(cell.concurrency), "--num-warmups", str(suite.warmups)]
     words += ["--temperature", str(suite.temperature), "--request-id-prefix", f"{cell.id}-"]
     words += ["--percentile-metrics", "ttft,tpot", "--metric-percentiles", "50,99"]
-    if "--trust-remote-code" in shlex.split(suite.serve.flags):
+    if "--trust-remote-code" in shlex.split(f"{suite.serve.flags} {suite.arms[cell.arm].flags}"):
         words.append("--trust-remote-code")
     return [*words, "--save-result", "--save-detailed", "--disable-tqdm"]
 

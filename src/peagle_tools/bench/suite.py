@@ -15,8 +15,15 @@ from peagle_tools.shared.checked_yaml import Strict
 
 HUB = {"mt-bench": "philschmid/mt-bench", "humaneval": "openai/openai_humaneval", "gsm8k": "openai/gsm8k"}
 SET_BY_THE_SWEEP = ("--host", "--port", "--model", "--served-model-name", "-sc")  # and all that begin with --spec
-# A config file can make the arm without speculation speculate; the sweep speaks plain HTTP, without a key.
-NOT_IN_A_SWEEP = ("--config", "--uds", "--ssl-keyfile", "--ssl-certfile", "--api-key")
+NOT_IN_A_SWEEP = {
+    "--disable-log-stats": "turns off the counters that acceptance is read from; leave it out",
+    "--config": "could make the arm without speculation speculate; write the file's flags here instead",
+    "--hf-token": "would be written into results; export HF_TOKEN instead, servers inherit it",
+    **dict.fromkeys(
+        ("--api-key", "--ssl-certfile", "--ssl-keyfile", "--uds"),
+        "is not for a sweep, whose client speaks plain HTTP without a key; leave it out",
+    ),
+}
 SECRET = re.compile("(^|_)(TOKEN|KEY|SECRET|PASSWORD)$", re.IGNORECASE)
 
 
@@ -35,10 +42,8 @@ def _not_the_sweeps(flags: str) -> str:
     for word in shlex.split(flags):
         if (name := re.split("[=.]", word)[0].replace("_", "-")) in SET_BY_THE_SWEEP or name.startswith("--spec"):
             raise ValueError(f"{name} does not belong here: the sweep sets it, from the suite's other keys")
-        if name == "--disable-log-stats":
-            raise ValueError(f"{name} turns off the counters that acceptance is read from; leave it out")
         if name in NOT_IN_A_SWEEP:
-            raise ValueError(f"{name} cannot be measured; leave it out (of a --config file write the flags themselves)")
+            raise ValueError(f"{name} {NOT_IN_A_SWEEP[name]}")
     return flags
 
 

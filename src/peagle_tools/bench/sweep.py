@@ -88,10 +88,10 @@ class Sweep:
         """Of each model that is a folder, a hash of its files' sizes and times: another may have come to its place."""
         heads = [str((arm.speculative_config or {}).get("model", "")) for arm in self.suite.arms.values()]
         hashes = {}
-        for name in {self.suite.target, *heads}:
+        for name in {self.suite.target, *heads} - {""}:
             folder = self.folder / name
             stats = [file.stat() for file in sorted([*folder.glob("config.json"), *folder.rglob("*.safetensors")])]
-            if name and stats:
+            if stats:
                 stamps = repr([(stat.st_size, stat.st_mtime_ns) for stat in stats])
                 hashes[name] = hashlib.sha256(stamps.encode()).hexdigest()[:16]
         return hashes

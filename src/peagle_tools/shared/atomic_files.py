@@ -43,7 +43,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     if not out.parent.is_dir():
         raise ToolError(f"{out.parent} is not a folder; make it first")
     for left in out.parent.glob(f".{glob.escape(out.name)}.*{PARTIAL}"):
-        with suppress(OSError), locked(left, OSError()) as is_held:  # by a process that still writes there, else by us
+        with suppress(OSError), locked(left, OSError()) as is_held:  # else another process writes there, or may
             if is_held:
                 shutil.rmtree(left, ignore_errors=True)
     try:
@@ -69,7 +69,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 def locked(folder: Path, failure: Exception) -> Iterator[bool]:
     """Hold a folder's lock, which ends with the process at the latest. ``failure`` where another process holds it.
 
-    Yields whether it is held: Lustre has no locks unless mounted with them.
+    Yields whether it is held: on a file system without locks (Lustre, unless mounted with them) nobody holds any.
     """
     descriptor, is_held = os.open(folder, os.O_RDONLY), True
     try:

@@ -60,7 +60,7 @@ def answer(
     from vllm import EngineArgs
     from vllm.sampling_params import RepetitionDetectionParams
 
-    # ``engine`` may have some of the server alone, and data parallel ranks need one.
+    # ``engine`` may have some of the server alone; it alone starts data parallel ranks, too.
     of_engine = {field.name for field in fields(EngineArgs) if not field.name.startswith("data_parallel")}
     pair = replace(pair, arguments={name: value for name, value in pair.arguments.items() if name in of_engine})
     until = RepetitionDetectionParams(**LOOP)

@@ -151,7 +151,7 @@ class Config(Strict):
         """
         num_layers = read_target(self.target).num_layers
         layers = self.head.aux_layers or [*default_aux_layers(num_layers)]
-        most = num_layers - (self.data.states == "files")  # vLLM adds the last one's, and hands each over once
+        most = num_layers - (self.data.states == "files")  # then vLLM stores the last layer's besides
         if layers != sorted({*layers}.intersection(range(most + 1))):  # the order in which vLLM hands them over
             raise ToolError(f"head.aux_layers: is {layers}; name some of 0 to {most}, ascending, each once")
         return layers
@@ -169,15 +169,18 @@ class Config(Strict):
     @property
     def training(self) -> dict[str, Any]:
         """What decides the weights of a run: ``TRAINING`` without what costs speed or memory alone."""
-        parts = self.model_dump(mode="json", include=TRAINING)
-        for section in ("step", "speculators"):
-            parts[section] = {key: value for key, value in parts[section].items() if key not in MANNER}
-        return parts
+        return decisive(self.model_dump(mode="json", include=TRAINING))
 
     @property
     def ks(self) -> list[int]:
         """The K that vLLM is asked for; the largest one's AL says which head is the best."""
         return [k for k in (3, 5, 7) if k <= self.head.depths] or [self.head.depths]
+
+
+def decisive(parts: dict[str, Any]) -> dict[str, Any]:
+    """Sections of peagle.yaml, and whatever stands beside them, without the keys in ``MANNER``."""
+    sections = {name: part for name, part in parts.items() if isinstance(part, dict)}
+    return parts | {n: {key: value for key, value in part.items() if key not in MANNER} for n, part in sections.items()}
 
 
 def read_config(file: Path) -> Config:

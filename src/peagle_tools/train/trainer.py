@@ -20,7 +20,7 @@ from peagle_tools.train.checkpoints import REPLAYED, Checkpoints
 from peagle_tools.train.documents import listed
 from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.lines import add_line, read_lines, write_lines
-from peagle_tools.train.peagle_yaml import Config
+from peagle_tools.train.peagle_yaml import Config, decisive
 from peagle_tools.train.replay import measure
 from peagle_tools.train.selector_training import build_optimizers
 
@@ -50,8 +50,9 @@ class Trainer(library.Trainer):
         self.current_epoch, self.global_step = state.get("epoch", 0), state.get("step", 0)
         self.local_step = self._resume_local_step = state.get("local_step", 0)
         if state:
+            was = decisive(state["run"])
             for name, value in self._run_of().items():
-                if (before := state["run"].get(name, value)) != value:
+                if (before := was.get(name, value)) != value:
                     what = f"step-{state['step']} is of another run: {name} was {before!r} and is {value!r}"
                     remedy = "put it back, or begin another run with another `folder`"
                     raise ToolError(f"{self.checkpointer.path}/{what}; {remedy}")

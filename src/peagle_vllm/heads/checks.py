@@ -73,11 +73,13 @@ def check_head(head: Head) -> list[Problem]:
 
 def _architecture(head: Head) -> Iterator[str]:
     if head.family is None:
-        what = f"architecture {shown((head.config.get('architectures') or [None])[0])}"
+        remedy = "name a P-EAGLE head, or correct it"
         if head.is_speculators:
             kind, nested = head.config.get("speculators_model_type"), head.served.get("model_type", "llama")
             what = f"speculators_model_type {shown(kind)} with model_type {shown(nested)}"
-        remedy = "name a P-EAGLE head, or correct it (LlamaForCausalLMEagle3, or Eagle3Qwen3ForCausalLM with q_norm)"
+        else:
+            what = f"architecture {shown(head.config['architectures'][0])}"
+            remedy += ": LlamaForCausalLMEagle3, or Eagle3Qwen3ForCausalLM if its layers have q_norm"
         yield f"{what} is no P-EAGLE class of vLLM: {head.config_file}; {remedy}"
     eagle = head.served.get("eagle_config") or {}
     if not eagle.get("use_aux_hidden_state", True):

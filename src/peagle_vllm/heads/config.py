@@ -88,8 +88,9 @@ def flat_config(config: Config, file: str, tensors: Mapping[str, TensorInfo]) ->
     for key in ("hidden_size", "vocab_size", "num_hidden_layers", *present):
         size(flat, key, file)
     drafting = [info for name, info in tensors.items() if name not in ("d2t", "t2d")]
-    if drafting and all(t.dtype in FLOATS and t.name.endswith((".weight", ".bias", "mask_hidden")) for t in drafting):
-        flat |= dict.fromkeys(QUANTIZED)  # of the target, whose config NeMo copies whole
+    plain = (".weight", ".bias", "mask_hidden", "inv_freq")
+    if drafting and all(info.dtype in FLOATS and info.name.endswith(plain) for info in drafting):
+        flat |= dict.fromkeys(QUANTIZED)  # it says how the target is stored: NeMo copies the target's config
     return flat
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 # A sharpened head: its config's field, and the folder of its candidate selector.
 SELECTOR, SELECTOR_FOLDER = "candidate_selector", "edge"
+OF_SPECFORGE, IN_IT = "peagle_config.json", ("mask_token_id", "norm_before_residual", "num_depths")
 MAX_JSON = 64 << 20  # bytes; configs and indices have kilobytes
 # How NumPy reads safetensors' dtypes. It has no bf16, which is read as whole numbers and widened.
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -86,7 +87,10 @@ def find(model: str, revision: str | None = None) -> Path | HeadFiles:
             for name, info in header.tensors.items():
                 begin, end = info.data_offsets
                 tensors[name] = TensorInfo(name, tuple(info.shape), info.dtype, file, end - begin)
-        return HeadFiles(model, read_json(config), tensors, commit)
+        if read_json(config).get("architectures") == ["PEagleDraftModel"]:
+            with suppress(Exception):
+                hub.hf_hub_download(model, OF_SPECFORGE, revision=commit)
+        return HeadFiles(model, read_config(config.parent), tensors, commit)
     except HeadError:
         raise
     except Exception as error:  # the hub's client has many kinds
@@ -144,6 +148,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """A head's config.json, completed by what SpecForge's train_peagle.py states beside it."""
+    content, beside = read_json(folder / "config.json"), folder / OF_SPECFORGE
+    stated = read_json(beside) if beside.is_file() else {}
+    return content | {key: value for key, value in stated.items() if key in IN_IT and content.get(key) is None}
+
+
 def read_headers(folder: Path) -> dict[str, TensorInfo]:
     """Every tensor's header by its name in the file, from the safetensors files that vLLM would load.
 
@@ -155,7 +166,7 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
         raise HeadError(f"{folder / missing[0]} is missing, and {INDEX} names it; download it again")
     files = [path for path in sorted(folder.glob("*.safetensors")) if not names or path.name in names]
     ofs = [match[1] for path in files if (match := re.search(r"-of-0*(\d+)\.safetensors$", path.name))]
-    if len(ofs) == len(files) and files and len(files) < int(ofs[0]):  # a copy that broke off before the index
+    if not names and files and len(ofs) == len(files) < int(ofs[0]):  # a copy that broke off before the index
         raise HeadError(f"{files[0]} is there, without {int(ofs[0]) - len(files)} more of its kind; download them too")
     return {name: info for path in files for name, info in _read_header(path).items()}
 

@@ -18,8 +18,6 @@ from peagle_vllm.heads.files import INTEGERS, NUMPY, HeadError, HeadFiles, Tenso
 
 NO_HEAD = "is a target, not a head; name a head, and this model as --target"
 AGAIN = "take the head's weights from their source again"
-OF_SPECFORGE = "peagle_config.json"  # beside config.json: what SpecForge's train_peagle.py knows of a head
-IN_IT = ("mask_token_id", "norm_before_residual", "num_depths")
 
 
 @dataclass(frozen=True)
@@ -134,10 +132,7 @@ def read_head(source: Path | HeadFiles) -> Head:
     """
     folder = source if isinstance(source, Path) else None
     if isinstance(source, Path):
-        content = files.read_json(source / "config.json")
-        if (beside := source / OF_SPECFORGE).is_file():
-            content = {key: value for key, value in files.read_json(beside).items() if key in IN_IT} | content
-        source = HeadFiles(str(source), content, files.read_headers(source), files.commit_of(source))
+        source = HeadFiles(str(source), files.read_config(source), files.read_headers(source), files.commit_of(source))
     name, config = source.name, source.config
     if "hidden_size" not in config and isinstance(config.get("text_config"), dict):
         raise HeadError(f"{name} {NO_HEAD}")

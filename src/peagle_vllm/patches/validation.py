@@ -188,9 +188,9 @@ def _what_ends_the_engine(params: "SamplingParams", vllm_config: "VllmConfig") -
     ):
         if num > limit:
             yield name, f"{what} {num} tokens; Model Runner V2 takes {limit}"
-    seeds = (params.seed or 0), (params.seed or 0) + params.n - 1  # the first answer's, and the last one's
-    if not -(2**63) <= seeds[0] <= seeds[1] < 2**63:
-        yield "seed", f"is {seeds[1]} for the last answer; Model Runner V2 takes 64 bits, with a sign"
+    for seed in ((params.seed or 0), (params.seed or 0) + params.n - 1):  # the first answer's, and the last one's
+        if not -(2**63) <= seed < 2**63:
+            yield "seed", f"is {seed}, of answer 1 or {params.n}; Model Runner V2 takes 64 bits, with a sign"
 
 
 def _check_parallelism(vllm_config: "VllmConfig") -> None:

@@ -10,7 +10,7 @@ from vllm.config import VllmConfig
 from peagle_kernels.batch import DraftBuffers
 from peagle_kernels.select_candidates import Candidates, CandidateSelector, Choice, Drawing, select_candidates
 from peagle_vllm.heads import selector as files
-from peagle_vllm.heads.files import SELECTOR_FOLDER, download, read_headers
+from peagle_vllm.heads.files import SELECTOR_FOLDER, download, find, read_headers
 from peagle_vllm.heads.head import read_head
 from peagle_vllm.heads.vocabulary import with_all_rows
 from peagle_vllm.sampling.greedy import top_candidates
@@ -52,9 +52,9 @@ def load_selector(model: torch.nn.Module, vllm_config: VllmConfig, device: torch
     tensors: dict[str, torch.Tensor] = {}
     if has_dummy_weights(vllm_config):
         sizes = draft.hf_config.vocab_size, draft.hf_config.draft_vocab_size, draft.get_hidden_size()
-        shapes = files.selector_shapes(selector_config, *sizes)  # of a head that is not on this machine
-        there = {name: info.shape for name, info in read_headers(Path(draft.model) / SELECTOR_FOLDER).items()}
-        shapes = there or shapes
+        shapes = files.selector_shapes(selector_config, *sizes)
+        if isinstance(folder := find(draft.model, draft.revision), Path):  # else it is on the hub alone
+            shapes |= {name: info.shape for name, info in read_headers(folder / SELECTOR_FOLDER).items()}
         filled = ((name, torch.full(shape, "scale" in name, dtype=draft.dtype)) for name, shape in shapes.items())
         tensors |= with_all_rows(filled, draft.hf_config)
     else:
