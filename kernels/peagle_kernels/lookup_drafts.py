@@ -60,12 +60,12 @@ def lookup_drafts_torch(
 ) -> None:
     """The meaning of ``lookup_drafts`` in plain torch, and what a CPU runs."""
     num_k, length = drafts.shape[1], int(last.max()) + 1
-    tokens = token_ids[rows.clamp(min=0), :length].long()
+    tokens = token_ids[rows.clamp(min=0), :length]
     matched, end = longest_match(tokens, last)
     has_match = (matched >= min_match) & (rows >= 0)
     period = (last - end).clamp(min=1)[:, None]
     following = (end[:, None] + 1 + torch.arange(num_k) % period).clamp(max=length - 1)
-    followed = tokens.gather(1, following).clamp(0, vocab - 1)
+    followed = tokens.gather(1, following).long().clamp(0, vocab - 1)
     drafts[has_match] = followed[has_match]
     if one_hot:
         at = one_hot.rows[has_match]
@@ -80,7 +80,7 @@ def longest_match(tokens: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
     """The earlier occurrence that agrees with most of a request's last tokens, and of those the latest.
 
     Args:
-        tokens: [num_reqs, length] int64.
+        tokens: [num_reqs, length] integers.
         last: [num_reqs] int64, index of the last known token.
 
     Returns:
@@ -88,13 +88,13 @@ def longest_match(tokens: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         of them at the earlier place.
     """
     length = tokens.shape[1]
-    end = torch.arange(length)
-    agrees = end < last[:, None]
-    matched = torch.zeros_like(tokens)
-    for i in range(MAX_MATCH):
-        agrees = agrees & (end >= i) & (tokens.roll(i, 1) == tokens.gather(1, (last - i).clamp(min=0)[:, None]))
+    is_hit = (tokens == tokens.gather(1, last[:, None])) & (torch.arange(length) < last[:, None])
+    req, end = is_hit.nonzero(as_tuple=True)  # few: the other tokens are compared there alone
+    agrees, matched = torch.ones_like(end, dtype=torch.bool), torch.ones_like(end)
+    for i in range(1, MAX_MATCH):
+        agrees &= (end >= i) & (tokens[req, (end - i).clamp(min=0)] == tokens[req, (last[req] - i).clamp(min=0)])
         matched += agrees
-    best = (matched * length + end).amax(1)
+    best = torch.zeros_like(last).scatter_reduce_(0, req, matched * length + end, "amax")
     return best // length, best % length
 
 

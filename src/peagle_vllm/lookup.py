@@ -43,6 +43,8 @@ def settle_lookup(vllm_config: "VllmConfig") -> None:
         raise RefusedError(f'"{FIELD}": {asked} with enable_adaptive_verification; leave one of the two out')
     if asked is None:
         why_not = "adaptive verification judges the head's drafts only" if adaptive else _too_large(vllm_config)
+        if spec.rejection_sample_method == "fly":  # vLLM 0.33's: it accepts a refused draft before a run of right ones
+            why_not = "rejection_sample_method=fly would accept a wrong copy whose continuation is right"
         setattr(hf_config, FIELD, 0 if why_not else DEFAULT)
         if why_not:
             warn_once(f"P-EAGLE: no draft is looked up: {why_not}")

@@ -173,7 +173,7 @@ def test_a_look_up(target: Path, head: Path, asked: int | None, settled: int, me
     assert prompt_lookup_min(config) == settled
 
 
-def test_a_look_up_beside_adaptive_verification(target: Path, head: Path, warned):
+def test_a_look_up_beside_what_it_would_harm(target: Path, head: Path, warned):
     """The default gives way, with a line in the log; an explicit number is refused."""
     for asked in (None, 0, 2):
         config = configure(target, head)
@@ -186,6 +186,11 @@ def test_a_look_up_beside_adaptive_verification(target: Path, head: Path, warned
             validation._check_whole(config)
             assert prompt_lookup_min(config) == 0
     assert len(warned("no draft is looked up: adaptive verification judges the head's drafts only")) == 1
+    config = configure(target, head)
+    config.speculative_config.draft_model_config.hf_config.prompt_lookup_min = None
+    config.speculative_config.rejection_sample_method = "fly"  # vLLM 0.33's
+    validation._check_whole(config)
+    assert prompt_lookup_min(config) == 0 and warned("no draft is looked up: rejection_sample_method=fly would")
 
 
 def test_a_look_up_too_large_for_the_device(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, warned):

@@ -12,12 +12,13 @@ def _update_after_schedule(original, self, scheduler_output, *args, **kwargs):
 
     The worker has lost them. V1 would verify placeholders and reject them all, after an empty step with the
     distribution of the lost drafts, so that sampled answers were wrong. Until vLLM PR 46899. V1 also takes placeholders
-    for tokens of the answer: there are no drafts before it has ``min_tokens``.
+    for tokens of the answer: there are no drafts where it is about to have ``min_tokens``.
     """
     original(self, scheduler_output, *args, **kwargs)
     if is_peagle(self.vllm_config) and not self.use_v2_model_runner:
         for request in self.running:
-            is_short = request.num_output_tokens < request.sampling_params.min_tokens
+            left = request.sampling_params.min_tokens - request.num_output_tokens
+            is_short = 0 < left < 4 * (1 + self.num_spec_tokens)  # two steps are in flight, one is next, one to spare
             if is_short or request.request_id not in scheduler_output.num_scheduled_tokens:
                 request.spec_token_ids = []
 
