@@ -67,7 +67,7 @@ def served(predecessors: Tensor, successors: Tensor, projection: Tensor) -> sele
 
 
 def mean_over_processes(count: Tensor, head: Any) -> Tensor:
-    """Of ``count`` in each training process. DDP means gradients: so a row counts alike in whichever process."""
+    """The mean of ``count`` over training processes, whose gradients DDP averages: so each row counts alike."""
     if head.training and dist.is_initialized():
         count = count.double()
         dist.all_reduce(count)

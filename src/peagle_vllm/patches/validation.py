@@ -190,7 +190,7 @@ def _what_ends_the_engine(params: "SamplingParams", vllm_config: "VllmConfig") -
             yield name, f"{what} {num} tokens; Model Runner V2 takes {limit}"
     for seed in ((params.seed or 0), (params.seed or 0) + params.n - 1):  # the first answer's, and the last one's
         if not -(2**63) <= seed < 2**63:
-            yield "seed", f"is {seed}, of answer 1 or {params.n}; Model Runner V2 takes 64 bits, with a sign"
+            yield "seed", f"is {seed}, where answer i has seed + i; Model Runner V2 takes 64 bits, with a sign"
 
 
 def _check_parallelism(vllm_config: "VllmConfig") -> None:
