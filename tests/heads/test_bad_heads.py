@@ -163,6 +163,13 @@ def test_k_beyond_the_trained_depth_is_warned_of(tmp_path: Path):
     assert problems(head, tmp_path, k=9) == []
 
 
+def test_an_architecture_is_named_as_the_file_has_it(tmp_path: Path):
+    head = writers.vllm()
+    head.config["architectures"] = ["GptOssForCausalLM"]
+    line = problems(head, tmp_path)[0].line
+    assert line.startswith('architecture "GptOssForCausalLM" is no P-EAGLE') and "LlamaForCausalLMEagle3" in line
+
+
 def test_specforge_states_fields_beside_the_config(tmp_path: Path):
     stated = {"mask_token_id": MASK_TOKEN, "norm_before_residual": True, "num_depths": 6, "num_draft_layers": 9}
     folder = writers.specforge(num_depths=4, mask_token_id=None).save(tmp_path)

@@ -93,6 +93,12 @@ def test_other_settings_are_another_run(undisturbed: Any) -> None:
         train(other)
     other.write_text(undisturbed[0].read_text().replace("chunk_rows: 16", "chunk_rows: 5"))
     new_trainer(other)  # memory alone
+    note = checkpoints(undisturbed[0]) / "step-12/training_state.json"
+    text, state = note.read_text(), json.loads(note.read_text())
+    state["run"]["step"]["chunk_rows"] = 16  # as a run noted it that began when this counted
+    note.write_text(json.dumps(state))
+    new_trainer(other)
+    note.write_text(text)
     lengths = patch.object(trainer_module, "sha256", lambda _: sha256(b"of other documents"))
     with lengths, pytest.raises(ToolError, match="of another run: lengths of documents was"):
         train(other)
