@@ -17,7 +17,8 @@ from peagle_vllm.heads.target import read_target
 Positive = Annotated[int, Field(ge=1)]
 STAMP = "hidden_states.json"
 TRAINING = {"head", "step", "optimizer", "selector", "speculators"}  # sections that decide what training makes
-MANNER = {"chunk_rows", "num_workers", "prefetch_factor", "log_freq", "logger", "run_name"}  # they change no weight
+# Keys of ``step`` and ``speculators`` that change no weight.
+SPEED_OR_MEMORY = {"chunk_rows", "num_workers", "prefetch_factor", "log_freq", "logger", "run_name"}
 DTYPES = ("bfloat16", "float16", "float32")
 Share = Annotated[float, Field(ge=0, le=1, strict=False)]
 
@@ -178,9 +179,12 @@ class Config(Strict):
 
 
 def decisive(parts: dict[str, Any]) -> dict[str, Any]:
-    """Sections of peagle.yaml, and whatever stands beside them, without the keys in ``MANNER``."""
-    sections = {name: part for name, part in parts.items() if isinstance(part, dict)}
-    return parts | {n: {key: value for key, value in part.items() if key not in MANNER} for n, part in sections.items()}
+    """Sections of peagle.yaml, and whatever stands beside them, without the keys in ``SPEED_OR_MEMORY``."""
+
+    def kept(part: Any) -> Any:
+        return {k: v for k, v in part.items() if k not in SPEED_OR_MEMORY} if isinstance(part, dict) else part
+
+    return {name: kept(part) for name, part in parts.items()}
 
 
 def read_config(file: Path) -> Config:

@@ -15,7 +15,7 @@ from peagle_tools.shared.errors import ToolError
 from peagle_tools.train.peagle_yaml import STAMP, Config
 
 NOTES = "steps.json"
-OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"}
+MEMORY_OPTIONS = {"gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"}
 SPECULATORS = "0.9.0"  # as pyproject.toml pins it: classes of it are overridden, and some of its functions replaced
 
 # Where each step's function is, imported when it runs; what the step writes, and --from removes.
@@ -86,7 +86,7 @@ def settings(config: Config) -> dict[str, Any]:
     data = config.data.model_dump(mode="json", include={"prompts", "apart_from", "from_target", "sampling"})
     files = [Path(name) for name in data["prompts"] + data["apart_from"] if Path(name).is_file()]
     contents = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-    engine = {name: value for name, value in config.engine.items() if name not in OF_MEMORY}
+    engine = {name: value for name, value in config.engine.items() if name not in MEMORY_OPTIONS}
     return {
         "prompts": [config.target, data, contents, config.optimizer.seed],
         "answers": [config.data.max_tokens, engine | {"dtype": config.target_dtype}],

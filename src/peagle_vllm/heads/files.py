@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 # A sharpened head: its config's field, and the folder of its candidate selector.
 SELECTOR, SELECTOR_FOLDER = "candidate_selector", "edge"
-OF_SPECFORGE, IN_IT = "peagle_config.json", ("mask_token_id", "norm_before_residual", "num_depths")
+SPECFORGE_FILE, SPECFORGE_KEYS = "peagle_config.json", ("mask_token_id", "norm_before_residual", "num_depths")
 MAX_JSON = 64 << 20  # bytes; configs and indices have kilobytes
 # How NumPy reads safetensors' dtypes. It has no bf16, which is read as whole numbers and widened.
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -89,7 +89,7 @@ def find(model: str, revision: str | None = None) -> Path | HeadFiles:
                 tensors[name] = TensorInfo(name, tuple(info.shape), info.dtype, file, end - begin)
         if read_json(config).get("architectures") == ["PEagleDraftModel"]:
             with suppress(Exception):
-                hub.hf_hub_download(model, OF_SPECFORGE, revision=commit)
+                hub.hf_hub_download(model, SPECFORGE_FILE, revision=commit)
         return HeadFiles(model, read_config(config.parent), tensors, commit)
     except HeadError:
         raise
@@ -150,9 +150,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """A head's config.json, completed by what SpecForge's train_peagle.py states beside it."""
-    content, beside = read_json(folder / "config.json"), folder / OF_SPECFORGE
+    content, beside = read_json(folder / "config.json"), folder / SPECFORGE_FILE
     stated = read_json(beside) if beside.is_file() else {}
-    return content | {key: value for key, value in stated.items() if key in IN_IT and content.get(key) is None}
+    return content | {key: value for key, value in stated.items() if key in SPECFORGE_KEYS and content.get(key) is None}
 
 
 def read_headers(folder: Path) -> dict[str, TensorInfo]:

@@ -1,7 +1,7 @@
 """Every place where this package changes vLLM, one file a patch. ``docs/architecture.md`` is the ledger.
 
 Post-import hooks install them, so loading the plugin imports no vLLM module, and each passes every configuration that
-is not P-EAGLE on to the original; `cpu-sampling` does so until an engine of the process has drafted with P-EAGLE.
+is not P-EAGLE on to the original; `cpu-sampling` does so until the process has built an engine of P-EAGLE.
 """
 
 import functools

@@ -115,7 +115,7 @@ def whole_kv(vllm_config: VllmConfig) -> VllmConfig:
         return vllm_config
     config = copy.copy(vllm_config)
     config.parallel_config = replace(vllm_config.parallel_config, decode_context_parallel_size=1)
-    config.parallel_config.data_parallel_index = vllm_config.parallel_config.data_parallel_index  # of no __init__
+    config.parallel_config.data_parallel_index = vllm_config.parallel_config.data_parallel_index  # lost by replace
     return config
 
 
