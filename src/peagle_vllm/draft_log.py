@@ -21,7 +21,8 @@ def log_start(drafter: Any, kv_cache_config: KVCacheConfig, num_graphs: int | No
     """
     vllm_config = drafter.vllm_config
     spec = vllm_config.speculative_config
-    if vllm_config.parallel_config.data_parallel_rank_local or not is_first_rank():
+    is_measuring = vllm_config.cache_config.num_gpu_blocks is None  # vLLM measures CUDA graphs before the start
+    if is_measuring or vllm_config.parallel_config.data_parallel_rank_local or not is_first_rank():
         return
     depth = getattr(spec.draft_model_config.hf_config, TRAINED_DEPTH, None)
     parts = [f"Model Runner {'V2' if vllm_config.use_v2_model_runner else 'V1'}", f"K={spec.num_speculative_tokens}"]

@@ -1,7 +1,6 @@
 """New weights for a head that is served: vLLM's draft weight update, or calls of the draft model's ``load_weights``."""
 
 from collections.abc import Callable, Iterable, Iterator
-from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -19,15 +18,6 @@ from peagle_vllm.serving import RefusedError, logger, on_all_ranks, warn_once
 Weights = Iterable[tuple[str, torch.Tensor]]
 MASK_HIDDEN = "mask_hidden"
 OPTIONAL = ("d2t", "t2d", "embed_tokens", "lm_head", "inv_freq")  # what trainers freeze, and need not publish
-
-
-class UpdateState(Enum):
-    """Of a served head. From ``begin`` to ``end`` of a draft weight update of vLLM its layers are in parts."""
-
-    DRAFTING = auto()
-    UPDATING = auto()
-    STOPPED = auto()  # the last update failed, and not every tensor has come since
-    RETRYING = auto()  # an update after one that failed
 
 
 class HeadUpdates:
@@ -58,18 +48,15 @@ class HeadUpdates:
         self._needed = {name for name in names if not any(optional in name for optional in OPTIONAL)}
         self._arrived: set[str] = set()
         self._staged: dict[str, torch.Tensor] = {}
-        self._state = UpdateState.DRAFTING
+        self._is_open = False  # from begin to end of a draft weight update of vLLM: the head's layers are in parts
+        self._has_failed = False  # the last update, and not every tensor has come since
         self.mask_is_stale, self._is_selecting = True, selector is not None
         head_state(model).updates = self
 
     @property
     def paused(self) -> bool:
         """Whether to draft nothing now."""
-        return self._state is not UpdateState.DRAFTING
-
-    @property
-    def _is_open(self) -> bool:
-        return self._state in (UpdateState.UPDATING, UpdateState.RETRYING)
+        return self._is_open or self._has_failed
 
     def begin(self) -> None:
         """A draft weight update begins. The target's modules leave the head, or vLLM would take them apart, too."""
@@ -77,12 +64,11 @@ class HeadUpdates:
             parent._modules.pop(name, None)
         self._arrived.clear()
         self._staged.clear()
-        has_failed = self._state in (UpdateState.STOPPED, UpdateState.RETRYING)
-        self._state = UpdateState.RETRYING if has_failed else UpdateState.UPDATING
+        self._is_open = True
 
     def end(self, error: BaseException | None) -> None:
         """It has ended, with ``error`` or without. Raises RefusedError where tensors are missing."""
-        must_be_whole = self._arrived or self._state is UpdateState.RETRYING
+        must_be_whole = self._arrived or self._has_failed
         missing = sorted(self._needed - self._arrived) if must_be_whole else []
         if missing and not error:
             error = RefusedError(f"the update of the head's weights lacks {', '.join(missing)}")
@@ -141,11 +127,12 @@ class HeadUpdates:
                 yield name, tensor
 
     def _close(self) -> None:
+        self._is_open = False
         for parent, name, child in self._shared:
             parent._modules[name] = child
 
     def _stop(self, error: BaseException) -> None:
-        self._state = UpdateState.STOPPED
+        self._has_failed = True
         self._arrived.clear()
         self._staged.clear()
         logger.warning(
@@ -166,8 +153,8 @@ class HeadUpdates:
             self._selector.edge_scale.zero_()  # in place: a CUDA graph continues to read these scales
             self._selector.unary_scale.fill_(1)
             logger.warning("P-EAGLE drafts without the candidate selector until its new tensors come: %s", lacking)
-        if self._state is not UpdateState.STOPPED or self._needed <= self._arrived:
-            self._state = UpdateState.DRAFTING
+        if not self._has_failed or self._needed <= self._arrived:
+            self._has_failed = False
             self._arrived.clear()
         self.mask_is_stale = True
 

@@ -58,6 +58,9 @@ def test_a_start_says_that_p_eagle_is_on(log: pytest.LogCaptureFixture, monkeypa
     monkeypatch.setattr(parallel_config, "data_parallel_rank_local", 1)
     log_start(drafter, live.runner.kv_cache_config)  # the second engine of a data parallel server
     monkeypatch.setattr(parallel_config, "data_parallel_rank_local", 0)
+    with monkeypatch.context() as measuring:  # vLLM sizes CUDA graphs before it knows how many blocks there are
+        measuring.setattr(live.runner.cache_config, "num_gpu_blocks", None)
+        log_start(drafter, live.runner.kv_cache_config)
     with monkeypatch.context() as second:
         second.setattr(parallel_state, "get_tensor_model_parallel_rank", lambda: 1)
         log_start(drafter, live.runner.kv_cache_config)

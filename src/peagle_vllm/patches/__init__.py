@@ -20,9 +20,6 @@ NAMES = (  # of the files, in the order of installation
     *("drafter_limit", "v1_async", "weight_update", "cpu_sampling"),
 )
 
-serving_peagle = False
-"""Whether an engine of this process drafts with P-EAGLE: for patches that have no configuration at hand."""
-
 
 @functools.cache
 def install_all() -> None:

@@ -5,15 +5,15 @@ top-p never reach the verified rows. apply_top_k_only takes the largest top-k of
 there are none, as in a batch of prompts.
 """
 
-from peagle_vllm import patches
 from peagle_vllm.patches.ledger import Patch
 
 PATCH = Patch(name="cpu-sampling", runner="CPU")
+serving_peagle = False  # set by v1-proposer, for good: what is wrapped here has no configuration at hand
 
 
 @PATCH.wraps("vllm.utils.cpu_triton_utils", "_expand_kernel_impl")
 def _expand_kernel_impl(original, output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs):
-    if not patches.serving_peagle:
+    if not serving_peagle:
         return original(output, input_val, cu_num_tokens, replace_from, replace_to, *args, **kwargs)
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     values = input_val.masked_fill(input_val == replace_from, replace_to)
@@ -22,6 +22,6 @@ def _expand_kernel_impl(original, output, input_val, cu_num_tokens, replace_from
 
 @PATCH.wraps("vllm.v1.sample.ops.topk_topp_sampler", "apply_top_k_only")
 def apply_top_k_only(original, logits, *args, **kwargs):
-    if patches.serving_peagle and not len(logits):
+    if serving_peagle and not len(logits):
         return logits
     return original(logits, *args, **kwargs)

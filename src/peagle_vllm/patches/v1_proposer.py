@@ -5,7 +5,7 @@ One made for a P-EAGLE head becomes a ``ParallelEagleProposer``, which passes ea
 
 from types import ModuleType
 
-from peagle_vllm import patches
+from peagle_vllm.patches import cpu_sampling
 from peagle_vllm.patches.ledger import Patch, members
 from peagle_vllm.serving import is_peagle
 
@@ -36,7 +36,7 @@ def build_ours(module: ModuleType) -> None:
 
     def __new__(cls, vllm_config, *args, **kwargs):
         if cls is stock and is_peagle(vllm_config):
-            patches.serving_peagle = True
+            cpu_sampling.serving_peagle = True
             from peagle_vllm.v1.proposer import ParallelEagleProposer
 
             cls = ParallelEagleProposer

@@ -41,8 +41,6 @@ USE_V2 = "on a GPU use Model Runner V2 (VLLM_USE_V2_MODEL_RUNNER=1)"
 class ParallelEagleProposer(EagleProposer):
     """Drafts all K tokens of every request in one drafter forward."""
 
-    drafts_up_to_max_model_len = True  # read by the patch drafter-limit
-
     def __init__(self, vllm_config: VllmConfig, device: torch.device, runner: Any = None):
         draft = vllm_config.speculative_config.draft_model_config
         kinds = sorted(set(draft.hf_config.layer_types or ()))

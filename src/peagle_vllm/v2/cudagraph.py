@@ -204,8 +204,7 @@ class DraftCudaGraphManager(CudaGraphManager):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, shapes: DraftGraphs):
         self.shapes = shapes
-        length = Shape(1, vllm_config.num_speculative_tokens).length
-        super().__init__(vllm_config, device, shapes.cudagraph_mode, length)
+        super().__init__(vllm_config, device, shapes.cudagraph_mode, decode_query_len=1)  # for vLLM's sizes only
 
     def _init_candidates(self) -> None:
         """Say what to capture. vLLM's own sizes would end where the target's rows end."""
