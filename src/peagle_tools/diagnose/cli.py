@@ -20,7 +20,10 @@ def diagnose(
         Path | None, typer.Option(metavar="FILE", help="Prompts: text or JSON lines, docs/bench.md.")
     ] = None,
     num_speculative_tokens: Annotated[
-        int | None, typer.Option("--num-speculative-tokens", "-k", metavar="K", min=1, help="Draft tokens a step.")
+        int | None,
+        typer.Option(
+            "--num-speculative-tokens", "-k", metavar="K", min=1, help="Draft tokens; as trained by default, at most 5."
+        ),
     ] = None,
     num_prompts: Annotated[int, typer.Option(metavar="N", min=3, help="How many prompts, from the first on.")] = 24,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="The longest answer, in tokens.")] = 128,
