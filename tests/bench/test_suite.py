@@ -96,9 +96,9 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_conversations_are_sent_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the target's template, as vLLM's data set puts single prompts in it; raw where it has none."""
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}) + '\n{"prompt": "What?"}\n')
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}) + '\n{"prompt": "What?"}\n{"prompt": "?"}\n')
     args, out = Namespace(prompts=str(tmp_path / "a.jsonl"), model=str(TARGET)), tmp_path / "out.jsonl"
-    args.trust_remote_code = False
+    args.trust_remote_code, args.num_prompts = False, 2
     client.write_prompts(args, out)
     assert (args.dataset_name, args.dataset_path, args.skip_chat_template) == ("custom", str(out), True)
     sent = [json.loads(line)["prompt"] for line in out.read_text().splitlines()]

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from peagle_tools.shared import engines
 from peagle_tools.shared.acceptance import Acceptance
+from peagle_tools.shared.errors import ToolError
 from peagle_tools.sharpen import fit, record
 from peagle_tools.sharpen.sharpening import HELD_OUT, split
 from peagle_vllm.heads.checks import check_pair
@@ -173,6 +174,13 @@ def test_the_engines_process_ends_with_the_command(tmp_path: Path, how: signal.S
     killed.send_signal(how)
     killed.wait(20)
     assert children and not psutil.wait_procs(children, 20)[1]
+
+
+def test_an_error_that_cannot_be_sent_keeps_its_reason():
+    """As those of vLLM's configs cannot."""
+    task = "class Unsent(Exception):\n    __reduce__ = None\nraise Unsent('max_model_len is too long')"
+    with pytest.raises(ToolError, match=r"cannot run this pair \(max_model_len is too long\)"):
+        engines.in_process(exec, task)
 
 
 @pytest.mark.full

@@ -104,8 +104,12 @@ def test_other_settings_are_refused_until_the_step_is_done_again(file: Path) -> 
     (read_config(file).run / "answers.jsonl").unlink()  # where nothing is written, other settings may be tried
     assert end(written(file.parent, 32)) == NAMES[1:]
     (file.parent / "source.jsonl").write_text('{"prompt": "y"}\n')
-    with pytest.raises(ToolError, match="prompts was begun with other settings or data"):
-        end(file)
+    for begin in (None, "run"):
+        with pytest.raises(ToolError, match="prompts was begun with other settings or data"):
+            end(file, begin)
+    with pytest.raises(ToolError, match="is no option of speculators"):
+        end(written(file.parent, 32, "speculators: {schedular_type: linear}\n"), "answers")
+    assert {"answers.jsonl", "checkpoints"} <= {path.name for path in read_config(file).run.iterdir()}
 
 
 def test_what_costs_memory_or_time_alone_may_change(file: Path) -> None:

@@ -3,6 +3,7 @@
 One server, which writes hidden states as it answers, serves all tests of these, in the order of the file.
 """
 
+import asyncio
 import errno
 import json
 import shutil
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 import torch
@@ -291,7 +292,10 @@ def test_what_speculators_leaves_out_is_counted(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_changed_of_speculators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that ended while the target reasoned is one, and a file may be written as slowly as the disk is."""
+    """An answer that ended while the target reasoned is one, and a file may be written as slowly as the disk is.
+
+    A worker that fails, as both do on a full disk, ends the command.
+    """
     from peagle_tools.train import library
 
     how = {"conv_id": "a", "sample_index": 0, "idx": 0, "endpoint": "", "sampling_params": {}, "detokenize": str}
@@ -300,12 +304,17 @@ def test_what_is_changed_of_speculators(monkeypatch: pytest.MonkeyPatch) -> None
     client, answering, ran = library.vllm_client, library.answering, []
     monkeypatch.setattr(client.wait_for_lock_async, "__defaults__", (10.0, 0.1))
     monkeypatch.setattr(answering, "_sample_from_response", library.sample_of)
+    for module in answering, library.asking:
+        monkeypatch.setattr(module, "_worker", AsyncMock(side_effect=OSError("disk")))
+    monkeypatch.setattr(library.os, "_exit", ran.append)
     monkeypatch.setattr(library, "app", lambda: ran.append(client.wait_for_lock_async.__defaults__))
     with pytest.raises(ValueError, match="empty assistant generation"):
         answering._sample_from_response(reply, **how)
     library.main()
     sample, said, _ = answering._sample_from_response(reply, **how)
-    assert (sample["input_ids"], said["content"], ran) == ([1, 2], " ", [(3600, 0.1)])
+    for module in answering, library.asking:
+        asyncio.run(module._worker())
+    assert (sample["input_ids"], said["content"], ran) == ([1, 2], " ", [(3600, 0.1), 1, 1])
 
 
 def test_nothing_is_learned_of_held_out_conversations(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def compare(
     after: Annotated[Path, typer.Argument(metavar="B", help="Results after.")],
     tolerance: Annotated[
         float,
-        typer.Option(min=0, max=1, help="A loss of throughput or TPOT up to this share never counts; TTFT: twice, p99: 4 times."),
+        typer.Option(
+            min=0, max=1, help="A loss of throughput or TPOT up to this share never counts; TTFT: twice, p99: 4 times."
+        ),
     ] = 0.05,
 ) -> None:
     """Which cells of B are worse than in A, beyond noise: throughput, TTFT, TPOT, AL, and the text in float32?

@@ -149,7 +149,7 @@ def answers_of(messages: list[str]) -> list[Answer]:
 def write_prompts(args: Any, file: Path) -> None:
     """Write the prompts of ``args.prompts`` as vLLM's data set ``custom`` reads them, in the target's chat template."""
     tokenizer = read_tokenizer(args.model, trust_remote_code=args.trust_remote_code)
-    prompts = read_prompts(Path(args.prompts))
+    prompts = read_prompts(Path(args.prompts))[: args.num_prompts]  # those that vLLM takes
     texts = [templated(tokenizer, messages, tokenize=False) for messages in prompts]
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     args.dataset_name, args.dataset_path = "custom", str(file)

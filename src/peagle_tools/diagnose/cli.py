@@ -25,7 +25,7 @@ def diagnose(
             "--num-speculative-tokens", "-k", metavar="K", min=1, help="Draft tokens; as trained by default, at most 5."
         ),
     ] = None,
-    num_prompts: Annotated[int, typer.Option(metavar="N", min=3, help="How many prompts, from the first on.")] = 24,
+    num_prompts: Annotated[int, typer.Option(metavar="N", min=12, help="How many prompts, from the first on.")] = 24,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="The longest answer, in tokens.")] = 128,
     engine: EngineOption = "{}",
     as_json: JsonOption = False,
@@ -56,12 +56,12 @@ def diagnose(
         from peagle_vllm.serving import RefusedError
 
         asked = read_prompts(prompts) if prompts else [[{"role": "user", "content": text}] for text in PROMPTS]
-        if len(asked) < 3:
-            fail(f"{prompts}: has {len(asked)} prompts, and noise cannot be told from a gain with fewer than three")
+        if len(asked) < 12:
+            fail(f"{prompts}: has {len(asked)} prompts, and noise cannot be told from a gain with fewer than twelve")
         model = read_target(target)
         source = read_head(download(head))
         terminal.exit_if_unfit(check(source, model))
-        tokenizer = read_tokenizer(target)
+        tokenizer = read_tokenizer(target, trust_remote_code=arguments.get("trust_remote_code", False))
         ids = [templated(tokenizer, messages, tokenize=True) for messages in asked[:num_prompts]]
     k = num_speculative_tokens or min(source.trained_depth or 5, 5)
     setup = setup_of(source, model, k)

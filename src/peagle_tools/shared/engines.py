@@ -77,17 +77,23 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
     context, ends = get_context("spawn"), processes.end_with_parent
     with ProcessPoolExecutor(1, mp_context=context, initializer=ends, initargs=(os.getpid(),)) as pool:
         try:
-            return pool.submit(task, *args).result()
+            return pool.submit(_told, task, *args).result()
         except BrokenProcessPool:
             raise ToolError("vLLM's process was killed, perhaps for its memory; run the command again") from None
-        except (HeadError, ToolError):
-            raise
-        except Exception as error:
-            raise cannot_run(error) from None
         except BaseException:  # a signal: the pool would wait for the task's end
             for child in active_children():
                 child.kill()
             raise
+
+
+def _told(task: Callable[..., Any], *args: Any) -> Any:
+    """What ``task`` returns; its errors as lines, since those of vLLM's configs cannot go to another process."""
+    try:
+        return task(*args)
+    except (HeadError, ToolError):
+        raise
+    except Exception as error:
+        raise cannot_run(error) from None
 
 
 def cannot_run(error: Exception) -> ToolError:

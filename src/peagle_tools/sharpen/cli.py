@@ -48,7 +48,8 @@ def sharpen(
         model, source = read_target(target), read_head(download(head))
         terminal.exit_if_unfit(check(source, model))
         depth = num_speculative_tokens or source.trained_depth or 5
-        ids = partial(templated, read_tokenizer(target), tokenize=True)
+        tokenizer = read_tokenizer(target, trust_remote_code=arguments.get("trust_remote_code", False))
+        ids = partial(templated, tokenizer, tokenize=True)
         job = sharpening.Job(model, [*map(ids, learn)], [*map(ids, aside)], depth, rank, max_tokens, arguments)
         try:
             print(sharpening.sharpen(source, job, out), f"wrote {out}", sep="\n")

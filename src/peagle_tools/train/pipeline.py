@@ -60,11 +60,11 @@ def pipeline(file: Path, config: Config, begin: str | None) -> None:
     with alone(config.run):
         # A digest of the settings that each step was begun with, and whether it is finished.
         notes = json.loads((config.run / NOTES).read_text()) if (config.run / NOTES).exists() else {}
-        if begin:
-            _forget(config.run, notes, list(STEPS)[list(STEPS).index(begin) :])
         _module("run").to_options(config)  # what it would refuse after hours of other steps
         inputs = ""
         for step, used in settings(config).items():
+            if step == begin:  # what comes before is finished, and of these settings
+                _forget(config.run, notes, list(STEPS)[list(STEPS).index(begin) :])
             inputs = hashlib.sha256((inputs + json.dumps(used, sort_keys=True)).encode()).hexdigest()
             before, is_finished = notes.get(step, (inputs, False))
             is_begun = is_finished or any((config.run / name).exists() for name in STEPS[step][1])  # else in vain
