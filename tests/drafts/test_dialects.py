@@ -129,9 +129,10 @@ def test_a_head_is_judged_by_its_own_load_format(target: Path, tmp_path: Path, w
         assert done.tokens == reference.greedy(done.request.prompt, done.request.max_tokens), req
     mixed = (("draft_load_config", {"load_format": "auto"}),)
     live = engine(replace(settings, speculative=mixed, llm=(("load_format", "dummy"),)))
-    live.drafter.model.mask_hidden.data.zero_()
-    with pytest.raises(RefusedError, match="mask_hidden is all zeros"):
-        check_loaded_head(live.drafter.model, live.drafter.vllm_config)
+    for value, fault in ((0, "mask_hidden is all zeros"), (3e38, "fc makes NaN or Inf")):
+        live.drafter.model.mask_hidden.data.fill_(value)
+        with pytest.raises(RefusedError, match=fault):
+            check_loaded_head(live.drafter.model, live.drafter.vllm_config)
     monkeypatch.setattr(live.drafter.vllm_config.speculative_config, "draft_load_config", None)
     check_loaded_head(live.drafter.model, live.drafter.vllm_config)
     assert warned("the head has dummy weights, as the target has, until a draft weight update; add ")

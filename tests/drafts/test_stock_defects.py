@@ -104,7 +104,10 @@ def test_length_bound_is_stale_after_queries_are_extended(pair: tuple[Path, Path
     original, bounds = live.drafter.build_per_group_and_layer_attn_metadata, []
 
     def build(metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        bounds.append(bool((metadata.seq_lens_cpu_upper_bound >= metadata.seq_lens).all()))
+        lengths = metadata.seq_lens
+        bounds.append(
+            bool((metadata.seq_lens_cpu_upper_bound >= lengths).all() and metadata.max_seq_len >= lengths.max())
+        )
         return original(metadata, *args, **kwargs)
 
     with patch.object(live.drafter, "build_per_group_and_layer_attn_metadata", build):

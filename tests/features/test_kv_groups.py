@@ -29,8 +29,9 @@ def test_a_windowed_head_makes_no_groups(tmp_path: Path):
     assert report.rows > 6
 
 
-def test_a_windowed_head_makes_no_groups_of_latent_attention():
-    """With fewer KV heads than fill a page of DeepSeek's, vLLM would make 17 of one."""
+@pytest.mark.parametrize("backend", ["FLASH_ATTN", "FLASHINFER"])
+def test_a_windowed_head_makes_no_groups_of_latent_attention(backend: str):
+    """With fewer KV heads than fill a page of DeepSeek's, vLLM would make 17 of one. FlashInfer has one window."""
     prepare_process()
     from vllm.model_executor.layers.attention import Attention, MLAAttention
 
@@ -41,10 +42,10 @@ def test_a_windowed_head_makes_no_groups_of_latent_attention():
         layers[name] = kind.__new__(kind)
         torch.nn.Module.__init__(layers[name])
         layers[name].sliding_window = window
-        layers[name].get_attn_backend = lambda: Mock(**{"get_name.return_value": "FLASH_ATTN"})
+        layers[name].get_attn_backend = lambda: Mock(**{"get_name.return_value": backend})
     model.attn = layers["head"]
     keep_windows_whole(model, Mock(compilation_config=Mock(static_forward_context=layers)))
-    assert "get_kv_cache_spec" in vars(layers["head"])
+    assert ("get_kv_cache_spec" in vars(layers["head"])) is (backend == "FLASH_ATTN")
 
 
 def test_the_cache_of_target_and_head_may_differ_in_dtype():

@@ -62,7 +62,8 @@ def test_the_draft_vocabulary_stays_when_vllm_sleeps(live: Engine, target: Path,
     """At level 2 it keeps the head's buffers, and nothing else."""
     model = live.drafter.model
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    model.draft_id_to_target_id.data.zero_()
+    for tensor in (model.draft_id_to_target_id.data, *filter(torch.is_tensor, live.drafter.selector or ())):
+        tensor.zero_()
     for name, buffer in model.named_buffers():
         buffer.copy_(kept[name])
     serve_exactly(live, REQUESTS, Reference(target, heads[0]))
@@ -218,7 +219,7 @@ def test_a_quantized_copy_of_the_targets_lm_head_leaves_the_head(monkeypatch: py
 
     target, head = torch.nn.Module(), torch.nn.Module()
     target.lm_head, head.lm_head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-    head.mask_hidden = torch.nn.Parameter(torch.zeros(4))
+    head.mask_hidden = torch.zeros(4)
     head.draft_id_to_target_id, quantized = None, head.lm_head
     try:
         from vllm.model_executor.layers.quantization.online.lm_head import _SOURCES
@@ -233,6 +234,13 @@ def test_a_quantized_copy_of_the_targets_lm_head_leaves_the_head(monkeypatch: py
     served, loaded = updates.HeadUpdates(head, target, None, config), []
     served.begin()
     assert "lm_head" not in head._modules
-    served.load(loaded.extend, [("lm_head.weight", torch.ones(4, 4))])
+    sent = torch.ones(4)
+    served.load(loaded.extend, [("lm_head.weight", torch.ones(4, 4)), ("mask_hidden", sent)])
+    sent.zero_()  # the transfer's memory
     served.end(None)
-    assert head.lm_head is quantized and not loaded
+    assert head.lm_head is quantized and head.mask_hidden.all() and not loaded
+    monkeypatch.setattr(updates, "on_all_ranks", lambda _: False)
+    monkeypatch.setattr(updates, "finalize_layerwise_reload", lambda *_: None)
+    served.begin()
+    served.end(None)  # it failed on another rank
+    assert served.paused

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -15,7 +17,7 @@ from peagle_vllm.heads.checks import check_pair
 from peagle_vllm.heads.files import SELECTOR_FOLDER, HeadError, HeadFiles, download, find
 from peagle_vllm.heads.head import read_head
 from tests.heads.test_fields import sharpened
-from tests.heads.writers import SERVED, TARGET, Written, speculators
+from tests.heads.writers import FOREIGN, SERVED, TARGET, Written, speculators
 
 REPO, COMMIT, NEWER = "some/head", "a" * 40, "b" * 40
 
@@ -78,10 +80,26 @@ def test_the_hubs_client_is_loaded_as_far_as_is_needed(tmp_path: Path):
     assert subprocess.run(command, env=env, capture_output=True, check=False).returncode == 0
 
 
-def test_a_cached_head_without_its_selector_is_not_whole(tmp_path: Path):
-    """vLLM fetches what the index names, which leaves the selector out."""
+def test_specforge_states_fields_beside_the_config_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / NEWER
+    hub_of(FOREIGN["specforge"](), monkeypatch, folder)
+
+    def fetch(_: str, name: str, **__: Any) -> str:
+        if name == "peagle_config.json":
+            (folder / name).write_text('{"mask_token_id": 7}')
+        return str(folder / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+    assert read_head(find(REPO)).mask_token_id == 7
+
+
+def test_a_cached_head_without_its_selector_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """vLLM fetches what the index names, which leaves the selector out. A whole one needs no connection."""
     folder = sharpened(SERVED["vllm-llama"](), cache(tmp_path))
-    assert find(REPO) == folder
+    with monkeypatch.context() as unreachable:
+        unreachable.setattr(constants, "HF_HUB_OFFLINE", False)
+        unreachable.setattr(huggingface_hub, "model_info", Mock(side_effect=OSError))
+        assert find(REPO) == folder
     (folder / SELECTOR_FOLDER / "model.safetensors").unlink()
     with pytest.raises(HeadError, match="HF_HUB_OFFLINE is set"):
         download(REPO)

@@ -1,11 +1,11 @@
 """prepare_inputs: its torch twin against a per-request simulation, its kernel against the twin."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
 from peagle_kernels.prepare_inputs import prepare_inputs_torch, prepare_inputs_triton
-from tests.support.batches import KERNEL_DEVICE, MASK_TOKEN, POISON, Case, cases, moved
+from tests.support.batches import KERNEL_DEVICE, MASK_TOKEN, POISON, Case, Request, build, cases, moved
 
 
 def run(fn, case: Case):
@@ -63,8 +63,17 @@ def test_twin_equals_a_loop_over_requests(case: Case):
         assert (out.seq_lens[b], out.query_start_loc[b + 1]) == (0, row0)
 
 
+def large(static: bool) -> Case:
+    """More requests than one program fills, and hidden states wider than it copies at once."""
+    requests = [Request(i, 1 + i % 3, 0) for i in range(40)]
+    sizes = {"max_model_len": 45, "block_sizes": [4], "widths": [1032]}
+    return build(requests, k=2, max_k=2, static=static, **sizes)
+
+
 @settings(max_examples=60, deadline=None)
 @given(cases())
+@example(large(static=True))
+@example(large(static=False))
 def test_kernel_equals_twin_and_writes_every_element(case: Case):
     twin, kernel = run(prepare_inputs_torch, case), run(prepare_inputs_triton, case)
     torch.testing.assert_close(kernel, twin, rtol=0, atol=0)  # to the bit, what is poisoned included

@@ -183,14 +183,40 @@ def test_memory_of_graphs_ends_with_the_largest_graph(pair):
         assert seen.eager == 1
 
 
-def test_capture_leaves_live_requests_alone(pair):
-    """Sampling rows are inert and no KV is written while shapes are captured."""
+def test_the_hosts_bound_on_lengths_holds_for_drafts(pair):
     live = start(pair)
+    original, bounds = live.drafter.attention.metadata, []
+
+    def metadata(num_reqs: int, *args: Any, seq_lens_bound: Any, **kwargs: Any) -> Any:
+        bounds.append((torch.as_tensor(seq_lens_bound) >= live.drafter.buffers.seq_lens[:num_reqs]).all())
+        return original(num_reqs, *args, seq_lens_bound=seq_lens_bound, **kwargs)
+
+    with patch.object(live.drafter.attention, "metadata", metadata):
+        live.run([Request("a", prompt(20), 20), Request("b", prompt(30, 1), 20)])
+    assert bounds and all(bounds)
+
+
+def test_capture_leaves_live_requests_alone(pair):
+    """Sampling rows are inert and no KV is written while shapes are captured.
+
+    Backends of a GPU are prepared for it, by what the tests above try.
+    """
+    live = start(pair)
+    from peagle_vllm.v2 import attention, speculator
+
     caches = [cache for cache in live.runner.kv_caches if isinstance(cache, torch.Tensor)]
     assert caches
     for cache in caches:
         cache.fill_(7)
-    with emulate(live, [1, 2, 4]) as seen:
+    adapt, fix, share = (
+        patch.object(module, name, wraps=getattr(module, name))
+        for module, name in (
+            *((attention, name) for name in ("_adapt_flash_attention", "_fix_num_splits")),
+            (speculator, "share_workspace"),
+        )
+    )
+    with adapt as adapted, fix as fixed, share as shared, emulate(live, [1, 2, 4]) as seen:
+        assert adapted.called and fixed.called and shared.called
         assert seen.captured
         assert all((cache == 7).all() for cache in caches)
         assert (live.drafter.buffers.sample_idx_mapping == -1).all()
