@@ -64,8 +64,9 @@ def keep(cell: dict[str, Any]) -> None:
 
 def summary(samples: Iterable[float], digits: int = 2) -> dict[str, Any]:
     """Median and spread (10th and 90th percentile), in the unit given."""
-    p10, median, p90 = (round(float(p), digits) for p in np.percentile([*samples], (10, 50, 90)))
-    return {"median": median, "p10": p10, "p90": p90}
+    values = [*samples]
+    p10, p90 = np.percentile(values, (10, 90), method="nearest")  # of two samples, these
+    return {name: round(float(x), digits) for name, x in {"median": np.median(values), "p10": p10, "p90": p90}.items()}
 
 
 def table(cells: Sequence[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ PATCH = Patch(
         "vllm.v1.worker.gpu.model_runner": ("GPUModelRunner._dummy_run",),
         "vllm.v1.worker.gpu.sample.states": members("SamplingStates", "__init__ apply_staged_writes"),
         "vllm.v1.worker.gpu.states": ("RequestState.__init__",),
+        "vllm.v1.worker.gpu.buffer_utils": members("StagedWriteTensor", "__init__ apply_write"),
         "vllm.v1.worker.gpu.input_batch": ("post_update",),
         "vllm.v1.worker.gpu.structured_outputs": ("grammar_invalid_drafts",),
         "vllm.v1.core.sched.scheduler": ("Scheduler.update_draft_token_ids_in_output",),
@@ -54,14 +55,13 @@ def init_speculator(original, vllm_config, device, req_states, *args, **kwargs):
     if not is_peagle(vllm_config):
         return original(vllm_config, device, req_states, *args, **kwargs)
     # Imported late: vLLM's CPU worker patches names that these modules would bind.
-    from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
-
     from peagle_vllm.v2.speculator import ParallelEagleSpeculator
 
     if prompt_lookup_min(vllm_config):
-        # On the device, as for vLLM's own look-up: else the kernel would read the host's memory in every step.
-        size = req_states.all_token_ids.gpu.shape
-        req_states.all_token_ids = StagedWriteTensor(size, req_states.all_token_ids.dtype, device)
+        # On the device, as for vLLM's own look-up: else the kernel would read the host's memory in every step. Prompts
+        # still come through pinned memory, which is many times faster than the copy that vLLM makes for itself then.
+        tokens = req_states.all_token_ids
+        tokens.gpu = tokens.gpu.new_zeros(tokens.gpu.shape, device=device)
     return ParallelEagleSpeculator(vllm_config, device, req_states)
 
 
