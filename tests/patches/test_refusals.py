@@ -157,6 +157,17 @@ def test_defaults_of_the_target_that_vllm_refuses_with_speculation(target: Path,
     assert len(named) == bool(file["min_p"])
 
 
+@pytest.mark.parametrize("schedule", [[], [[2, 8, 3]], [[8, 1, 3]], [[1, 8, -1]], [[1, 8, 3], [5, 64, 1]]])
+def test_a_bad_schedule(target: Path, head: Path, schedule: list):
+    line = refusal(target, head, num_speculative_tokens_per_batch_size=schedule)
+    assert "num_speculative_tokens_per_batch_size is [" in line and line.endswith("from 1 on")
+
+
+def test_the_method_by_its_name(target: Path, head: Path):
+    line = refusal(target, head, method="P-EAGLE")
+    assert line.endswith('"P-EAGLE" is not a method of vLLM; write "method": "eagle3", "parallel_drafting": true')
+
+
 @pytest.mark.parametrize("value", [6, -1, "two", "2", True, 2.5])
 @pytest.mark.parametrize("method", ["eagle3", None])
 def test_a_bad_look_up(target: Path, head: Path, method: str | None, value: object):
@@ -295,6 +306,10 @@ def test_what_vllm_dislikes_in_a_head_is_one_line(target: Path, tmp_path: Path, 
         ("aws", "some-eagle-head", None, None),
         ("speculators", "head", None, None),
         ("speculators", "head", None, "draft_model"),
+        ("vllm", "head", "LlamaEagle3DraftModel", "eagle"),
+        ("vllm", "head", "LlamaEagle3DraftModel", "eagle3"),
+        ("vllm", "head", "PEagleDraftModel", None),
+        ("vllm", "head", "PEagleDraftModel", "draft_model"),
     ],
 )
 def test_a_head_without_method_and_flag(

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,6 +39,7 @@ PATCH = Patch(
     },
 )
 
+AS_PEAGLE = '"method": "eagle3", "parallel_drafting": true'
 # Formats of files that a head, which is safetensors, has not.
 OF_OTHER_FILES = ("mistral", "npcache", "pt", "runai_streamer_sharded", "sharded_state", "tensorizer")
 
@@ -58,6 +60,8 @@ def _names_peagle(
 
 @PATCH.wraps("vllm.config.speculative", "SpeculativeConfig.__init__", compare=False)
 def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    if on_vllm_platform() and re.fullmatch("p-?eagle", str(kwargs.get("method")), re.IGNORECASE):
+        raise RefusedError(f'"method": "{kwargs["method"]}" is not a method of vLLM; write {AS_PEAGLE}')
     asked = kwargs.get(lookup.FIELD)
     if asked is not None and _names_peagle(**kwargs):
         del kwargs[lookup.FIELD]  # vLLM's field has no 0
@@ -69,7 +73,6 @@ def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
 
 @PATCH.wraps("vllm.config.speculative", "SpeculativeConfig.__post_init__", compare=False)
 def post_init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    is_open = not self.method and not self.parallel_drafting and on_vllm_platform()
     if self.target_model_config and _names_peagle(self.model, self.method, self.parallel_drafting, self.revision):
         # Before vLLM reads the head, because its own errors are about something else.
         self.method = "eagle3"
@@ -81,7 +84,7 @@ def post_init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
     except Exception as error:
         # Files of an ordinary draft model are not read for this: only a folder, once vLLM has given up.
-        if is_open and os.path.isdir(self.model or "") and _carries_mask_hidden(self.model, None):  # noqa: PTH112
+        if on_vllm_platform() and os.path.isdir(self.model or "") and _carries_mask_hidden(self.model, None):  # noqa: PTH112
             raise _unnamed(self) from error
         raise
     if self.draft_model_config is not None and self.target_model_config is not None:
@@ -92,9 +95,9 @@ def _check_drafter(spec: "SpeculativeConfig") -> None:
     """Check a drafter whose config vLLM has read, and whose method it may have found by itself."""
     hf_config = spec.draft_model_config.hf_config
     if spec.method in ("draft_model", "eagle") and on_vllm_platform():
-        named = _mask_token_keys(hf_config)
-        # PARD's draft model names a mask token, too.
-        if named and ("ptd_token_id" in named or (hf_config.architectures or [None])[0] in FAMILIES):
+        named, architecture = _mask_token_keys(hf_config), (hf_config.architectures or [None])[0]
+        # PARD's draft model names a mask token, too. SpecForge's head need not, and vLLM 0.32 has its architecture.
+        if architecture == "PEagleDraftModel" or (named and ("ptd_token_id" in named or architecture in FAMILIES)):
             raise _unnamed(spec)
     if is_peagle_spec(spec):
         _checked_head(spec)  # not refused without weights, which would have shown what it is
@@ -109,7 +112,7 @@ def _mask_token_keys(hf_config: Any) -> list[str]:
 def _unnamed(spec: "SpeculativeConfig") -> RefusedError:
     return RefusedError(
         f"{spec.model} is a P-EAGLE head, and the speculative config as it stands would run it as another drafter; "
-        'add "method": "eagle3", "parallel_drafting": true'
+        f"add {AS_PEAGLE}"
     )
 
 
@@ -142,6 +145,14 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     if is_inherited and attention.backend and "MLA" in attention.backend.name:
         what = f"attention_backend={attention.backend.name} is for latent attention, which no head has"
         raise RefusedError(f'{what}; add "attention_backend": "FLASH_ATTN", or another, to the speculative config')
+    if (schedule := spec.num_speculative_tokens_per_batch_size) is not None:
+        from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+        try:
+            build_dynamic_sd_schedule_lookup(schedule, vllm_config.scheduler_config.max_num_seqs, 0)
+        except (TypeError, ValueError) as error:  # vLLM's engine would meet it once the weights are loaded
+            what = f"num_speculative_tokens_per_batch_size is {schedule} ({one_line(error)})"
+            raise RefusedError(f"{what}; write [from, to, K] for batch sizes from 1 on") from None
     _check_positions(spec.draft_model_config, vllm_config.model_config.max_model_len)
     lookup.settle_lookup(vllm_config)
     has_other_files = vllm_config.load_config.load_format in OF_OTHER_FILES
@@ -256,9 +267,9 @@ def _checked_head(spec: "SpeculativeConfig") -> Head:
 def _warn_of_forgotten_flag(spec: "SpeculativeConfig") -> None:
     """Reads only what vLLM has loaded anyway, so that plain EAGLE-3 needs no further file or request to the hub."""
     draft = spec.draft_model_config
-    if named := _mask_token_keys(draft.hf_config):
+    if _mask_token_keys(draft.hf_config):
         warn_once(
-            f"{draft.model} names a {named[0]}, as P-EAGLE heads do, and is served as EAGLE-3, one token a forward: "
+            f"{draft.model} names a mask token, as P-EAGLE heads do, and is served as EAGLE-3, one token a forward: "
             'if it is a P-EAGLE head, add "parallel_drafting": true to the speculative config'
         )
 
