@@ -33,21 +33,12 @@ def cell_table(dataset: str, points: Sequence[Point]) -> str:
     def latency(point: Point, name: str) -> str:
         return " / ".join(number(point.spread(f"{p}_{name}_ms").median, ".1f") for p in ("p50", "p99"))
 
-    rows = [
-        (
-            p.arm,
-            p.k or "",
-            p.concurrency,
-            p.tokens_per_second.text(),
-            latency(p, "ttft"),
-            latency(p, "tpot"),
-            p.spread(AL).text(".2f"),
-            " ".join(f"{100 * share:.0f}" for share in p.acceptance),
-            number(100 * texts[p.label]),
-            f"{len(p.cells)} of {p.repeats}" if p.failed else p.repeats,
-        )
-        for p in points
-    ]
+    rows = []
+    for p in points:
+        speed = p.tokens_per_second.text(), latency(p, "ttft"), latency(p, "tpot")
+        accepted = p.spread(AL).text(".2f"), " ".join(f"{100 * share:.0f}" for share in p.acceptance)
+        repeats = f"{len(p.cells)} of {p.repeats}" if p.failed else p.repeats
+        rows.append((p.arm, p.k or "", p.concurrency, *speed, *accepted, number(100 * texts[p.label]), repeats))
     note = "Medians over repeats, in brackets the smallest and largest; latencies at p50 / p99. c: requests in flight."
     header = ("arm", "K", "c", "tokens/s", "TTFT ms", "TPOT ms", "AL", "accepted at position 1..K, %")
     return section(f"All cells, {dataset}", (*header, "same text %", "repeats"), rows, note)
