@@ -17,8 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.real import HEADS as REAL
-from benchmarks.real import TARGET, greedy_drafts
+from benchmarks import real
 from benchmarks.train_eagle3 import of_eagle3, train_eagle3
 from benchmarks.train_gpu import changed
 from peagle_tools.shared.atomic_files import write_whole
@@ -40,7 +39,7 @@ def publish(head: Path, folder: Path) -> None:
 
     Next to it comes a file for git, without ``lm_head`` too: ``make real-target`` adds the target's rows again.
     """
-    weights, target = load_file(head / "model.safetensors"), load_file(TARGET / "model.safetensors")
+    weights, target = load_file(head / "model.safetensors"), load_file(real.TARGET / "model.safetensors")
     embeddings = target["model.embed_tokens.weight"]
     if not torch.equal(weights.pop("embed_tokens.weight", embeddings), embeddings):
         raise SystemExit(f"{head}: its embeddings are not the target's; train with embed_requires_grad: false")
@@ -48,7 +47,7 @@ def publish(head: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     lm_head = weights.pop("lm_head.weight")
     save_file(weights, folder.with_suffix(".safetensors"), {"format": "pt"})
-    write_heads(TARGET, folder.parent)
+    write_heads(real.TARGET, folder.parent)
     if not torch.equal(load_file(folder / "model.safetensors")["lm_head.weight"], lm_head):
         raise SystemExit(f"{head}: its lm_head is not the target's; train with lm_head as it is")
     config = json.loads((head / "config.json").read_text())
@@ -90,20 +89,20 @@ def record(best: Path, config: Config, seconds: int, place: Path) -> None:
         "log": [line for line in log if "time" in line][-1:],
         "held_out": [line for line in log if "held_out" in line][-1:],
         "seconds": seconds,
-        "drafts": greedy_drafts(place.absolute()),
+        "drafts": real.greedy_drafts(place.absolute()),
     }
     write_whole(place / "training.json", json.dumps(report | provenance(), indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=REAL, help="where the heads go")
+    parser.add_argument("--out", type=Path, default=real.HEADS, help="where the heads go")
     parser.add_argument("--run", type=Path, help="where everything else goes (default: as peagle.yaml says)")
     parser.add_argument("--answers", type=int, help="learn from the first so many (default: all)")
     parser.add_argument("--steps", type=int, help="of each head (default: as peagle.yaml says)")
     args = parser.parse_args()
     dtype = {"dtype": quick_dtype()}
-    config = changed(read_config(REAL / "peagle.yaml"), engine=dtype, step=dtype)
+    config = changed(read_config(real.HEADS / "peagle.yaml"), engine=dtype, step=dtype)
     if args.run:
         config = changed(config, folder=str(args.run.absolute()))
     if args.answers:
@@ -111,7 +110,7 @@ def main() -> None:
     if args.steps:
         config = changed(config, optimizer={"steps": args.steps})
     config.run.mkdir(parents=True, exist_ok=True)
-    lines = lzma.decompress((REAL / "answers.jsonl.xz").read_bytes()).splitlines(keepends=True)
+    lines = lzma.decompress((real.HEADS / "answers.jsonl.xz").read_bytes()).splitlines(keepends=True)
     write_whole(config.run / "answers.jsonl", b"".join(lines[: args.answers]))
     train(config, args.out)
 

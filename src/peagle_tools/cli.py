@@ -14,8 +14,8 @@ from peagle_tools.sharpen.cli import sharpen
 from peagle_tools.train.cli import app as train_app
 
 app = typer.Typer(name="peagle-vllm", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.add_typer(bench_app)
-app.add_typer(train_app)
+app.add_typer(bench_app, name="bench")
+app.add_typer(train_app, name="train")
 
 
 def _version(asked: bool) -> None:

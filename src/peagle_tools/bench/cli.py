@@ -9,9 +9,7 @@ import typer
 
 from peagle_tools.shared.terminal import check_extra, exit_on_sigterm, fail, one_line_errors
 
-app = typer.Typer(
-    name="bench", help="Measure drafters, depths and concurrencies; report; compare.", no_args_is_help=True
-)
+app = typer.Typer(help="Measure drafters, depths and concurrencies; report; compare.", no_args_is_help=True)
 DEFAULT = Path("bench-results")
 
 
@@ -103,11 +101,10 @@ def compare(
     check_extra()
     from rich.console import Console
 
+    from peagle_tools.bench import compare as comparing
     from peagle_tools.bench.cells import read_results
-    from peagle_tools.bench.compare import compare as compare_results
-    from peagle_tools.bench.compare import show
 
     with one_line_errors():
-        changes = compare_results(read_results(before), read_results(after), tolerance)
-    show(Console(), changes)
+        changes = comparing.compare(read_results(before), read_results(after), tolerance)
+    comparing.show(Console(), changes)
     raise typer.Exit(1 if any(change.worse for change in changes) else 0)

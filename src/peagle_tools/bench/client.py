@@ -157,13 +157,12 @@ def write_prompts(args: Any, file: Path) -> None:
 
 
 def main() -> None:
+    from vllm.benchmarks import serve
     from vllm.benchmarks.lib import endpoint_request_func
-    from vllm.benchmarks.serve import add_cli_args
-    from vllm.benchmarks.serve import main as bench_serve
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = FlexibleArgumentParser(prog="vllm bench serve")
-    add_cli_args(parser)
+    serve.add_cli_args(parser)
     parser.add_argument("--prompts", metavar="FILE", help="prompts in any form that peagle-vllm reads")
     args = parser.parse_args()
     # The chat template has put special tokens in; a suite's own data set may say otherwise.
@@ -172,7 +171,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         if args.prompts:
             write_prompts(args, Path(folder, "prompts.jsonl"))
-        bench_serve(args)
+        serve.main(args)
     result = Path(args.result_dir, args.result_filename)
     result.write_text(json.dumps(json.loads(result.read_text()) | {"answers": answers_of(messages)}))
 

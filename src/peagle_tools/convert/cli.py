@@ -8,11 +8,10 @@ import typer
 
 from peagle_tools.shared import terminal
 from peagle_tools.shared.atomic_files import new_folder
-from peagle_tools.shared.terminal import HeadArgument, RevisionOption, fail, one_line_errors
 
 
 def convert(
-    head: HeadArgument,
+    head: terminal.HeadArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist yet.")],
     to: Annotated[Literal["vllm", "speculators"], typer.Option(help="vLLM's own format, or speculators'.")] = "vllm",
     mask_token_id: Annotated[
@@ -30,7 +29,7 @@ def convert(
     text: Annotated[
         Path | None, typer.Option(metavar="FILE", help="For --draft-vocab: prompts, best with the target's answers.")
     ] = None,
-    revision: RevisionOption = None,
+    revision: terminal.RevisionOption = None,
 ) -> None:
     """Write a head of any dialect in a format that vLLM loads by itself.
 
@@ -47,8 +46,8 @@ def convert(
 
     terminal.exit_on_sigterm()
     if (draft_vocab is None) != (text is None) or (text and target is None):
-        fail("--draft-vocab N, --text FILE and --target TARGET go together")
-    with one_line_errors("cuda"):
+        terminal.fail("--draft-vocab N, --text FILE and --target TARGET go together")
+    with terminal.one_line_errors("cuda"):
         source = read_head(download(head, revision))
         if mask_token_id is not None:
             source = replace(source, mask_token_id=mask_token_id, mask_token_key="--mask-token-id")

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from peagle_vllm.heads.checks import Problem
 
 HeadArgument = Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder, or its id on the hub.")]
-RevisionOption = Annotated[
-    str | None, typer.Option("--revision", metavar="REV", help="The head's branch, tag or commit on the hub.")
-]
+RevisionOption = Annotated[str | None, typer.Option(metavar="REV", help="The head's branch, tag or commit on the hub.")]
 EngineOption = Annotated[
     str, typer.Option("--engine", metavar="JSON", help='More arguments of vLLM\'s LLM: {"tensor_parallel_size": 2}.')
 ]

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from peagle_tools.shared import terminal
-from peagle_tools.shared.terminal import EngineOption, fail, one_line_errors
 
 
 def sharpen(
@@ -23,7 +22,7 @@ def sharpen(
     ] = None,
     rank: Annotated[int, typer.Option(metavar="R", min=1, max=1024, help="Columns of the selector's tables.")] = 64,
     max_tokens: Annotated[int, typer.Option(metavar="N", min=8, help="The longest answer, in tokens.")] = 160,
-    engine: EngineOption = "{}",
+    engine: terminal.EngineOption = "{}",
 ) -> None:
     """Fit a selector to a head, so that its K tokens know of each other. HEAD itself stays as it is.
 
@@ -34,7 +33,7 @@ def sharpen(
     """
     arguments = terminal.json_object(engine)
     terminal.exit_on_sigterm()
-    with one_line_errors("cuda"):
+    with terminal.one_line_errors("cuda"):
         from peagle_tools.shared.prompt_files import read_prompts
         from peagle_tools.shared.prompts import read_tokenizer, templated
         from peagle_tools.sharpen import sharpening
@@ -55,4 +54,4 @@ def sharpen(
             print(sharpening.sharpen(source, job, out), f"wrote {out}", sep="\n")
         except sharpening.NoGain as error:
             print(error)
-            fail(f"no better than {head} on held-out prompts: nothing is written; give more prompts", 1)
+            terminal.fail(f"no better than {head} on held-out prompts: nothing is written; give more prompts", 1)

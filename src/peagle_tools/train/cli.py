@@ -8,9 +8,7 @@ import typer
 
 from peagle_tools.shared.terminal import one_line_errors
 
-app = typer.Typer(
-    name="train", help="Train a P-EAGLE head: from prompts to a head that vLLM serves.", no_args_is_help=True
-)
+app = typer.Typer(help="Train a P-EAGLE head: from prompts to a head that vLLM serves.", no_args_is_help=True)
 ConfigArgument = Annotated[Path, typer.Argument(metavar="PEAGLE.yaml", help="What to train; docs/train.md.")]
 STEPS = {
     "prompts": "Take prompts out of data sets, or let the target write them; without answers.",
@@ -24,10 +22,8 @@ STEPS = {
 }
 
 
-def add_step(name: str, description: str) -> None:
-    @app.command(
-        name, help=f"{description}\n\nExit status: 0 done; 2 it cannot continue; 75 the same command continues."
-    )
+def add_step(name: str, text: str) -> None:
+    @app.command(name, help=f"{text}\n\nExit status: 0 done; 2 it cannot continue; 75 the same command continues.")
     def step(file: ConfigArgument) -> None:
         with one_line_errors("train"):
             from peagle_tools.train.peagle_yaml import read_config
