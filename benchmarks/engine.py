@@ -96,16 +96,14 @@ def run_arm(arm: str, batches: list[int], prompts: tuple[int, ...] = (PROMPT,)) 
             yield {"arm": arm, "prompt": prompt, "c": c, **step}
 
 
-def draft_step(
-    engine: Any, drafter: Any, drafting: EngineArm, prompt: int, batch: int, copied: float
-) -> dict[str, Any]:
+def draft_step(engine: Any, drafter: Any, arm: EngineArm, prompt: int, batch: int, copied: float) -> dict[str, Any]:
     """A draft step with ``batch`` requests; ``copied`` is the bandwidth of a copy, in bytes a second."""
     # Some more steps, since the requests of a large batch do not start in one; and on a GPU each may accept all drafts.
-    num_tokens = (WARM + 2 * STEPS + 8 + batch * prompt // 2048) * (drafting.k + 1 if HAS_GPU else 2)
+    num_tokens = (WARM + 2 * STEPS + 8 + batch * prompt // 2048) * (arm.k + 1 if HAS_GPU else 2)
     room = engine.llm_engine.vllm_config.model_config.max_model_len - prompt - 1
-    with watched(drafter, batch, drafting.k) as steps:
+    with watched(drafter, batch, arm.k) as steps:
         generate(engine, batch, prompt, min(num_tokens, room))
-    num_bytes = HEAD.step_bytes(drafting.k, batch, parallel=drafting.parallel)
+    num_bytes = HEAD.step_bytes(arm.k, batch, parallel=arm.parallel)
     step = {"device_us": arms.summary(steps.device), "host_us": arms.summary(steps.host)}
     if prompt == PROMPT:  # the bytes are without keys and values
         step["/ roofline"] = round(step["device_us"]["median"] * 1e-6 * copied / num_bytes, 2)

@@ -26,9 +26,7 @@ IN_A_TEMPLATE = re.compile(
     r"|^###? ?(Response|Assistant|Human):|^(?:Human|User): (?s:.*)\n\s*Assistant:|\bUSER: (?s:.*)\bASSISTANT:",
     re.MULTILINE,
 )
-WITHOUT_TEMPLATE = (
-    'write its turns as {"messages": [{"role": "user", "content": "..."}]}: the target\'s template is added'
-)
+NO_TEMPLATE = 'write its turns as {"messages": [{"role": "user", "content": "..."}]}: the target\'s template is added'
 
 
 class UnusableRow(ValueError):
@@ -60,7 +58,7 @@ def conversation(row: Any, *, with_answers: bool = True) -> Messages:
     for message in messages:
         text = message["content"]
         if match := IN_A_TEMPLATE.search(text):
-            raise UnusableRow(f"is in a chat template already ({match[0].splitlines()[0][:40]})", WITHOUT_TEMPLATE)
+            raise UnusableRow(f"is in a chat template already ({match[0].splitlines()[0][:40]})", NO_TEMPLATE)
         if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
             raise UnusableRow("holds half a character (a lone surrogate)", "write it whole, or leave it out")
     if not any(message["role"] == "user" for message in messages):

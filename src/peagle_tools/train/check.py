@@ -53,9 +53,7 @@ def check(config: Config) -> str:
     return f"step {state['step']}: {report}"
 
 
-def answer(
-    pair: engines.Pair, prompts: list[list[int]], num_k: int, max_tokens: int
-) -> list[tuple[list[int], list[int]]]:
+def answer(pair: engines.Pair, prompts: list[list[int]], k: int, max_tokens: int) -> list[tuple[list[int], list[int]]]:
     """For each prompt, the token ids of vLLM's greedy answer, and how many drafts each of its rounds accepted."""
     from vllm import EngineArgs
     from vllm.sampling_params import RepetitionDetectionParams
@@ -64,7 +62,7 @@ def answer(
     of_engine = {field.name for field in fields(EngineArgs) if not field.name.startswith("data_parallel")}
     pair = replace(pair, arguments={name: value for name, value in pair.arguments.items() if name in of_engine})
     until = RepetitionDetectionParams(**LOOP)
-    with pair.engine(num_k, prompts, max_tokens) as llm:
+    with pair.engine(k, prompts, max_tokens) as llm:
         outputs = engines.generate(llm, prompts, max_tokens, repetition_detection=until)
     answers = (output.outputs[0] for output in outputs)
     return [([*each.token_ids], each.spec_decode_metrics.per_step_accepted) for each in answers]

@@ -184,9 +184,7 @@ class _ChunkedSum(torch.autograd.Function):
         return None, None, None, *((outer[0] * total).to(dtype) for total, dtype in gradients)
 
 
-def chunked_sum(
-    part: Callable[..., Tensor], chunks: Iterable, inputs: Sequence[Tensor], weights: Iterable[Tensor]
-) -> Tensor:
+def chunked_sum(part: Callable, chunks: Iterable, inputs: Sequence[Tensor], weights: Iterable[Tensor]) -> Tensor:
     """The sum of ``part(chunk, *inputs)`` over ``chunks``, as one node of the graph, [] of the parts' dtype.
 
     Each part runs forward and backward at once and is freed; gradients are summed in float32 at least. ``part`` may

@@ -180,11 +180,10 @@ class Config(Strict):
 
 def decisive(parts: dict[str, Any]) -> dict[str, Any]:
     """Sections of peagle.yaml, and whatever stands beside them, without the keys in ``SPEED_OR_MEMORY``."""
-
-    def kept(part: Any) -> Any:
-        return {k: v for k, v in part.items() if k not in SPEED_OR_MEMORY} if isinstance(part, dict) else part
-
-    return {name: kept(part) for name, part in parts.items()}
+    return {
+        name: {k: v for k, v in part.items() if k not in SPEED_OR_MEMORY} if isinstance(part, dict) else part
+        for name, part in parts.items()
+    }
 
 
 def read_config(file: Path) -> Config:

@@ -35,11 +35,8 @@ def arguments(config: Config, hidden_states: Path | None = None) -> list[str]:
         transfer = FileBackend.build_kv_transfer_config(Namespace(hidden_states_path=str(hidden_states)))
         if current_platform.is_cpu():
             transfer |= {"kv_connector": "CpuHiddenStates", "kv_connector_module_path": "peagle_tools.train.cpu_states"}
-        words["speculative_config"] = {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
-        }
+        draft = {"draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}}}
+        words["speculative_config"] = {"method": "extract_hidden_states", "num_speculative_tokens": 1, **draft}
         words["kv_transfer_config"] = transfer
         # A prompt that begins like another one would be computed in other pieces, with other last bits.
         words["enable_prefix_caching"] = False
