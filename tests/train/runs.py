@@ -22,6 +22,8 @@ from peagle_tools.train.trainer import Trainer
 
 HIDDEN, LAYERS = 16, 8
 VOCAB, MASK = 32, 31
+SIZES = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "num_attention_heads": 4}
+SIZES |= {"max_position_embeddings": 512}
 FORK = get_context("fork")
 ENGINE: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 16}  # of tiny-llama
 ENGINE |= {"enforce_eager": True, "kv_cache_memory_bytes": 256 << 20}
@@ -38,17 +40,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def toy_target(folder: Path) -> None:
     torch.manual_seed(1)
-    config = LlamaConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCAB,
-        max_position_embeddings=512,
-        architectures=["LlamaForCausalLM"],
-    )
-    config.save_pretrained(folder)
+    sizes = SIZES | {"num_hidden_layers": LAYERS, "num_key_value_heads": 2, "vocab_size": VOCAB}
+    LlamaConfig(architectures=["LlamaForCausalLM"], **sizes).save_pretrained(folder)
     names = ("model.embed_tokens.weight", "lm_head.weight")
     weights = {name: torch.randn(VOCAB, HIDDEN) for name in names} | {"model.norm.weight": torch.ones(HIDDEN)}
     save_file(weights, folder / "model.safetensors")

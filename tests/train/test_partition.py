@@ -22,10 +22,9 @@ from peagle_tools.train import selector_training as module
 from peagle_tools.train.draft_model import PEagleDraftModel
 from peagle_tools.train.selector_training import new_selector
 from tests.support.operations import Operations
-from tests.train.runs import new_trainer, toy_run
+from tests.train.runs import HIDDEN, SIZES, new_trainer, toy_run
 
-VOCAB, DRAFT_VOCAB = 24, 20
-HIDDEN, NUM_AUX = 16, 3
+VOCAB, DRAFT_VOCAB, NUM_AUX = 24, 20, 3
 CONFIGS = {"llama": (LlamaConfig, 2), "qwen3": (Qwen3Config, 1)}  # class, KV heads of 4 query heads
 
 
@@ -41,16 +40,8 @@ class Shape:
 
 def config_of(shape: Shape) -> peagle.PEagleSpeculatorConfig:
     config_class, kv_heads = CONFIGS[shape.family]
-    layer = config_class(
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        head_dim=HIDDEN // 4,
-        vocab_size=VOCAB,
-        max_position_embeddings=512,
-    )
+    sizes = {"num_hidden_layers": 2, "num_key_value_heads": kv_heads, "head_dim": HIDDEN // 4, "vocab_size": VOCAB}
+    layer = config_class(**SIZES, **sizes)
     layer._attn_implementation = "sdpa"
     return peagle.PEagleSpeculatorConfig(
         transformer_layer_config=layer,

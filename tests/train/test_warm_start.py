@@ -98,10 +98,8 @@ def test_an_eagle3_head_is_the_first_depth(tmp_path: Path) -> None:
     layer = copy.deepcopy(first.config.transformer_layer_config)
     layer._attn_implementation = "eager"
     verifier = first.config.speculators_config.model_copy(update={"algorithm": "eagle3"})
-    config = Eagle3SpeculatorConfig(
-        transformer_layer_config=layer, norm_before_residual=True, speculators_config=verifier, **fields
-    )
-    eagle3 = Eagle3DraftModel(config)
+    fields |= {"norm_before_residual": True, "speculators_config": verifier}
+    eagle3 = Eagle3DraftModel(Eagle3SpeculatorConfig(transformer_layer_config=layer, **fields))
     eagle3.load_verifier_weights()
     eagle3.save_pretrained(tmp_path / "head")
     head, _ = begin(toy_run(tmp_path / "run", head={"layers": 3, "init": str(tmp_path / "head")}))
