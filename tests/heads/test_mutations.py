@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from peagle_vllm.heads.config import vllm_name
 from peagle_vllm.heads.head import read_head
 from tests.heads import writers
-from tests.heads.judging import meaning
+from tests.heads.judging import meaning, put
 from tests.heads.writers import DRAFT_VOCAB, MASK_TOKEN, Written
 from tests.support.command import Result, run
 from tests.support.random_heads import write_target
@@ -53,8 +53,7 @@ def _of_tensors(head: Written) -> Iterator[Mutation]:
         if not (words[0] == "embed_tokens" or (words[0] == "lm_head" and full)):  # then the target's is taken
             yield Mutation(f"{name} dropped", words, lambda head, name=name: head.tensors.pop(name))
         yield Mutation(f"{name} renamed", (*words, "x"), partial(_move, name=name, to=f"x.{name}"))
-        for label, make in _TENSOR_EDITS.items():
-            yield Mutation(f"{name} {label}", words, partial(_replace, name=name, make=make))
+        yield from (Mutation(f"{name} {label}", words, put(name, make)) for label, make in _TENSOR_EDITS.items())
         other = names[(names.index(name) + 1) % len(names)]
         if head.tensors[other].shape != head.tensors[name].shape:
             last = vllm_name(other).rsplit(".", 1)[0]
@@ -81,10 +80,6 @@ _TENSOR_EDITS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "with -Inf": partial(_fill_last, value=float("-inf")),
     "in double precision": lambda tensor: tensor.double() if tensor.is_floating_point() else tensor,
 }
-
-
-def _replace(head: Written, name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    head.tensors[name] = make(head.tensors[name])
 
 
 def _move(head: Written, name: str, to: str) -> None:
