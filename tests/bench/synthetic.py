@@ -11,9 +11,7 @@ from peagle_tools.bench.suite import Suite
 from tests.bench.rawdata import raw
 
 
-def result(
-    cell: Cell, *, noise: float = 1.0, edit: Callable[[Cell, dict[str, Any]], None] = lambda *_: None
-) -> CellResult:
+def result(cell: Cell, *, noise: float = 1.0, edit: Callable[[Cell, dict], None] = lambda *_: None) -> CellResult:
     """One cell; ``edit`` may change what the client wrote."""
     data = raw(cell.arm, cell.k, cell.concurrency, noise=noise)
     edit(cell, data)
@@ -33,7 +31,7 @@ def write(
     spread: float = 0.01,
     slower: Mapping[tuple[str, int, int], float] | None = None,
     failed: Mapping[str, str] | None = None,
-    edit: Callable[[Cell, dict[str, Any]], None] = lambda *_: None,
+    edit: Callable[[Cell, dict], None] = lambda *_: None,
     **setting: str,
 ) -> Path:
     """A results folder of the whole suite. ``slower`` maps (arm, K, concurrency) to a factor on time, ``failed`` cell

@@ -56,12 +56,8 @@ def test_drafts_are_counted_by_the_last_tokens_that_occurred_before() -> None:
     prompt, output = [1, 2, 3, 4], [1, 2, 9, 3, 4, 1, 5]
     steps = {"num_spec_tokens": 2, "num_spec_steps": 4, "per_step_accepted": [0, 0, 2, 0]}
     none = Answer(range(9), (), {"num_spec_tokens": 3, "num_spec_steps": 0})
-    assert by_repeated([Answer(prompt, output, steps), Answer(prompt, [*output, 5, 5], steps), none]) == {
-        0: Acceptance(1, (1, 1)),
-        1: Acceptance(1, (0, 0)),
-        2: Acceptance(1, (0, 0)),
-        3: Acceptance(1, (0, 0)),
-    }
+    counts = {0: Acceptance(1, (1, 1))} | dict.fromkeys((1, 2, 3), Acceptance(1, (0, 0)))
+    assert by_repeated([Answer(prompt, output, steps), Answer(prompt, [*output, 5, 5], steps), none]) == counts
 
 
 def report(folder: Path) -> str:
@@ -162,13 +158,8 @@ def test_the_report_ends_with_the_schedule(tmp_path: Path, suite: Suite) -> None
     assert text[4].startswith("Warning: under data parallelism vLLM drops this schedule and uses K=7")
     pasted = config(text)
     assert build_dynamic_sd_schedule_lookup(pasted["num_speculative_tokens_per_batch_size"], 6, 7)[1:] == [7, *[3] * 5]
-    assert pasted == {
-        "method": "eagle3",
-        "model": "./peagle",
-        "parallel_drafting": True,
-        "num_speculative_tokens": 7,
-        "num_speculative_tokens_per_batch_size": [[1, 1, 7], [2, 4, 3]],
-    }
+    depths = {"num_speculative_tokens": 7, "num_speculative_tokens_per_batch_size": [[1, 1, 7], [2, 4, 3]]}
+    assert pasted == {"method": "eagle3", "model": "./peagle", "parallel_drafting": True, **depths}
     assert report(tmp_path / "r").endswith(f"\n```\n{text[-1]}\n```\n")
 
 
@@ -183,9 +174,7 @@ def test_from_where_not_to_speculate(tmp_path: Path, suite: Suite) -> None:
 
 
 @pytest.mark.parametrize(("rates", "k"), [((310, 311), 7), ((300, 311), 3), ((200, 311), 0)])
-def test_what_the_noise_does_not_tell_apart_is_the_smallest_depth(
-    tmp_path: Path, suite: Suite, rates: tuple[int, int], k: int
-) -> None:
+def test_within_the_noise_the_smallest_depth_wins(tmp_path: Path, suite: Suite, rates: tuple[int, int], k: int) -> None:
     """K=7 at ``rates``, its two repeats, K=3 at 300 and 309 or below, no speculation at 250 and 251."""
     speeds = {("P-EAGLE", 7): rates, ("P-EAGLE", 3): (300, 309) if k else (249, 252), ("none", 0): (250, 251)}
 

@@ -6,15 +6,17 @@ from typing import Any
 from tests.support.random_heads import HEAD_DIM, INTERMEDIATE, NUM_HEADS, SIZES, TARGET_LAYERS, VOCAB
 
 WINDOW = 32  # tokens that a sliding layer of these targets sees
-EVERY_LAYER = SIZES | {
-    "num_hidden_layers": TARGET_LAYERS,
-    "initializer_range": 0.2,  # candidates apart by more than rounding errors
-    "pad_token_id": 0,
-}
+EVERY_LAYER = SIZES | {"num_hidden_layers": TARGET_LAYERS, "pad_token_id": 0}
+EVERY_LAYER |= {"initializer_range": 0.2}  # candidates apart by more than rounding errors
 ALTERNATING = ["sliding_attention", "full_attention"] * (TARGET_LAYERS // 2)
 EXPERTS = {"num_experts_per_tok": 2}
 GEMMA4 = {"sliding_window": WINDOW, "layer_types": ALTERNATING, "global_head_dim": HEAD_DIM}
 GEMMA4 |= {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+LLAMA4 = {"num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2}
+LLAMA4 |= {"attention_chunk_size": WINDOW, "intermediate_size_mlp": INTERMEDIATE}
+DEEPSEEK = {"num_key_value_heads": NUM_HEADS, "kv_lora_rank": 512, "q_lora_rank": None}
+DEEPSEEK |= {"first_k_dense_replace": TARGET_LAYERS}
+DEEPSEEK |= dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 64)
 VISION = {key: SIZES[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim")}
 VISION |= {"num_key_value_heads": NUM_HEADS, "num_hidden_layers": 2, "image_size": 32, "patch_size": 8}
 IMAGE_TOKEN, IMAGE_TOKENS = 508, 70  # the fewest that Gemma 4 makes of an image
@@ -25,23 +27,8 @@ CONFIGS: dict[str, dict[str, Any]] = {  # of text alone
     "gpt_oss": {"sliding_window": WINDOW, "layer_types": ALTERNATING, "num_local_experts": 4} | EXPERTS,
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": INTERMEDIATE, "norm_topk_prob": True} | EXPERTS,
     "gemma4_text": GEMMA4,
-    "llama4_text": {
-        "attention_chunk_size": WINDOW,
-        "intermediate_size_mlp": INTERMEDIATE,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 1,
-        "interleave_moe_layer_step": 2,
-    },
-    # vLLM's CPU build runs it, and no drafter of another attention beside it.
-    "deepseek_v2": {
-        "num_key_value_heads": NUM_HEADS,
-        "kv_lora_rank": 512,
-        "q_lora_rank": None,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 64,
-        "v_head_dim": 64,
-        "first_k_dense_replace": TARGET_LAYERS,
-    },
+    "llama4_text": LLAMA4,
+    "deepseek_v2": DEEPSEEK,  # vLLM's CPU build runs it, and no drafter of another attention beside it
 }
 
 

@@ -55,15 +55,13 @@ def load(live: Engine, head: Path, *, stock: bool = False) -> torch.Tensor:
     compilation = copy.copy(base.compilation_config)
     compilation.static_forward_context = {}  # the layers of each head have the same names
     arguments: dict[str, Any] = {"model": str(head), "num_speculative_tokens": 5, "prompt_lookup_min": 0}
-    arguments |= {"method": "eagle3", "parallel_drafting": True}
+    arguments |= {"method": "eagle3", "parallel_drafting": True, "target_model_config": base.model_config}
     with ExitStack() as stack:
         stack.enter_context(patch("time.sleep"))  # vLLM tries twice to read a config
         if stock:
             own = SpeculativeConfig.__post_init__.__wrapped__
             stack.enter_context(patch.object(SpeculativeConfig, "__post_init__", own))
-        spec = SpeculativeConfig(
-            target_model_config=base.model_config, target_parallel_config=base.parallel_config, **arguments
-        )
+        spec = SpeculativeConfig(target_parallel_config=base.parallel_config, **arguments)
         config = replace(base, speculative_config=spec, compilation_config=compilation)
         stack.enter_context(set_current_vllm_config(config))
         model = get_model(vllm_config=config, model_config=spec.draft_model_config, load_config=base.load_config)

@@ -19,25 +19,15 @@ def configured(seqs: int, k: int, budget: int, mode: str = "FULL_AND_PIECEWISE",
     from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode, VllmConfig
     from vllm.v1.attention.backend import AttentionCGSupport
 
-    spec = SimpleNamespace(
-        method="eagle3",
-        parallel_drafting=changes.pop("parallel_drafting", True),
-        uses_dynamic_speculative_decoding=lambda: False,
-    )
+    spec = SimpleNamespace(method="eagle3", uses_dynamic_speculative_decoding=lambda: False)
+    spec.parallel_drafting = changes.pop("parallel_drafting", True)
+    model = SimpleNamespace(enforce_eager=False, rswa_window=None, is_mm_prefix_lm=False)
+    model.hf_config, model.get_num_attention_heads = SimpleNamespace(model_type="llama"), lambda parallel_config: 32
+    changes |= {"mode": CompilationMode.VLLM_COMPILE, "cudagraph_mode": CUDAGraphMode[mode]}
+    compilation = CompilationConfig(splitting_ops=list(CompilationConfig._attention_ops), **changes)
     config = SimpleNamespace(
-        model_config=SimpleNamespace(
-            enforce_eager=False,
-            hf_config=SimpleNamespace(model_type="llama"),
-            get_num_attention_heads=lambda parallel_config: 32,
-            rswa_window=None,
-            is_mm_prefix_lm=False,
-        ),
-        compilation_config=CompilationConfig(
-            mode=CompilationMode.VLLM_COMPILE,
-            cudagraph_mode=CUDAGraphMode[mode],
-            splitting_ops=list(CompilationConfig._attention_ops),
-            **changes,
-        ),
+        model_config=model,
+        compilation_config=compilation,
         scheduler_config=SimpleNamespace(max_num_seqs=seqs, max_num_batched_tokens=budget),
         speculative_config=spec,
         num_speculative_tokens=k,
@@ -51,9 +41,8 @@ def configured(seqs: int, k: int, budget: int, mode: str = "FULL_AND_PIECEWISE",
         kernel_config=SimpleNamespace(enable_jit_warmup=False),
     )
     VllmConfig._set_cudagraph_sizes(config)
-    config.compilation_config.resolve_cudagraph_mode_and_sizes(
-        AttentionCGSupport.ALWAYS, "FLASH_ATTN", k + 1, use_v2_model_runner=False
-    )
+    backend = AttentionCGSupport.ALWAYS, "FLASH_ATTN"
+    compilation.resolve_cudagraph_mode_and_sizes(*backend, k + 1, use_v2_model_runner=False)
     return config
 
 

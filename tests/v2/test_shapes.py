@@ -12,28 +12,19 @@ SIZES["vLLM's"] = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
 GRID = list(itertools.product([1, 8, 64, 1024], [1, 7, 18], [64, 8192], SIZES))
 
 
-def config(
-    max_num_seqs: int, k: int, budget: int, sizes: list[int], schedule=None, adaptive: bool = False
-) -> SimpleNamespace:
+def config(seqs: int, k: int, budget: int, sizes: list[int], schedule=None, adaptive: bool = False) -> SimpleNamespace:
     """The part of a VllmConfig that the rule reads."""
-    spec = SimpleNamespace(
-        num_speculative_tokens=k,
-        num_speculative_tokens_per_batch_size=schedule,
-        parallel_drafting=True,
-        enable_adaptive_verification=adaptive,
-        enforce_eager=None,
-        kv_cache_dtype=None,
-        draft_model_config=SimpleNamespace(),
-    )
+    spec = SimpleNamespace(num_speculative_tokens=k, parallel_drafting=True, enable_adaptive_verification=adaptive)
+    spec.num_speculative_tokens_per_batch_size, spec.draft_model_config = schedule, SimpleNamespace()
+    spec.enforce_eager = spec.kv_cache_dtype = None
+    largest = max(sizes, default=0)
     return SimpleNamespace(
         num_speculative_tokens=k,
         speculative_config=spec,
         use_v2_model_runner=True,
-        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
+        scheduler_config=SimpleNamespace(max_num_seqs=seqs, max_num_batched_tokens=budget),
         cache_config=SimpleNamespace(cache_dtype="auto", kv_cache_layout="HND"),
-        compilation_config=SimpleNamespace(
-            cudagraph_capture_sizes=sizes, max_cudagraph_capture_size=max(sizes, default=0)
-        ),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=sizes, max_cudagraph_capture_size=largest),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1),
         model_config=SimpleNamespace(max_model_len=4096),
     )
