@@ -69,9 +69,7 @@ def test_a_rehearsal_of_rung_3(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for name in ("config.json", "edge/model.safetensors"):
         assert (tmp_path / "head" / name).read_bytes() == (run / "checkpoints/best" / name).read_bytes()
-    came, trained = (
-        load_file(folder / "model.safetensors") for folder in (tmp_path / "head", run / "checkpoints/best")
-    )
+    came, trained = (load_file(path / "model.safetensors") for path in (tmp_path / "head", run / "checkpoints/best"))
     assert trained.keys() - came.keys() == {"embed_tokens.weight"} and all(came[n].equal(trained[n]) for n in came)
     arms = [train_gpu.trained(run, drafter) for drafter in ("P-EAGLE", "EAGLE-3")]
     assert ["parallel_drafting" in (arm.speculative_config() or {}) for arm in arms] == [True, False]
@@ -331,9 +329,8 @@ def test_what_rung_3_would_run_on_a_gpu(on_gpu: dict[str, Any]) -> None:
     """Settings that `train` takes; EAGLE-3 drafts without the plugin."""
     groups = on_gpu["groups"]["3"]
     assert on_gpu["optimizer"] == "muon" and on_gpu["answers"].endswith(".cache/answers.jsonl.xz")
-    assert [[*map(kind, group)] for group in groups] == [
-        *(["answers"], ["data"], ["train"] * 2, ["acceptance"] * 3, ["check"]),
-    ]
+    kinds = [[*map(kind, group)] for group in groups]
+    assert kinds == [["answers"], ["data"], ["train"] * 2, ["acceptance"] * 3, ["check"]]
     env = {part["name"]: part["env"] for part in itertools.chain(*groups)}
     assert ["PEAGLE_VLLM_DISABLE" in env[f"acceptance {name} K=7"] for name in ("P-EAGLE", "EAGLE-3")] == [False, True]
 

@@ -105,9 +105,7 @@ def test_acceptance_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert [call.args[1] for call in started.call_args_list] == real.ARMS
 
 
-def test_one_drafter_is_measured_beside_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_arm_is_measured_beside_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["real.py", "--only", "n-gram K=5"])
     real.main()
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [["n-gram", "K=5"]]

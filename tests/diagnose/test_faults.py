@@ -22,7 +22,7 @@ from tests.support.recorder import record
 
 pytestmark = pytest.mark.arm("plugin-v1")
 
-LLAMA, QWEN = (TARGET, PEAGLE), (QWEN3, QWEN3_PEAGLE)
+LLAMA, REDUCED, QWEN = (TARGET, PEAGLE), (TARGET, PEAGLE_REDUCED), (QWEN3, QWEN3_PEAGLE)
 LINEAR = {"rope_theta": 10000.0, "rope_type": "linear", "factor": 8.0}
 # A pair; what names the fault, a cause or a line about the curve; and the fault.
 FAULTS: dict[str, tuple[tuple[Path, Path], str, Change]] = {
@@ -34,9 +34,7 @@ FAULTS: dict[str, tuple[tuple[Path, Path], str, Change]] = {
     "mask_hidden rotated": (QWEN, "mask_hidden", put("mask_hidden", lambda tensor: tensor.roll(17))),
     "norm_before_residual": (LLAMA, "cause: norm_before_residual False", setting(norm_before_residual=True)),
 }
-HEALTHY = {
-    f"{pair[1].name}, K={k}": (*pair, "-k", k) for pair in (LLAMA, (TARGET, PEAGLE_REDUCED), QWEN) for k in range(3, 9)
-}
+HEALTHY = {f"{pair[1].name}, K={k}": (*pair, "-k", k) for pair in (LLAMA, REDUCED, QWEN) for k in range(3, 9)}
 ENGINE = json.dumps({"dtype": "float32"})
 QUICK = ("rope scaling", "tiny-qwen3-peagle, K=5")
 FEWER = ("--num-prompts", 12, "--max-tokens", 48)  # a fifth of the rounds, for those in every run

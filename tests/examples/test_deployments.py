@@ -153,9 +153,8 @@ def test_endpoint_serves_with_drafts() -> None:
     command = [sys.executable, str(FOLDER / "entrypoint.py")]
     with running(command, port, environment() | given, ready="/ping") as server:
         body = {"messages": [{"role": "user", "content": "def greet(name):\n"}], "max_tokens": 32, "temperature": 0}
-        request = urllib.request.Request(
-            server.url + "/invocations", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{server.url}/invocations", json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=120) as response:
             answer = json.load(response)
         assert answer["choices"][0]["message"]["content"]

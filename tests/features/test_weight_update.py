@@ -116,9 +116,7 @@ def test_requests_in_flight(live: Engine, target: Path, heads: list[Path], new: 
         assert compare(rows, finished, reference, live.settings).rows > 2
 
 
-def test_a_selector_that_does_not_come_is_off_until_it_comes(
-    live: Engine, target: Path, heads: list[Path], new, warned
-):
+def test_a_selector_that_is_missing_is_off_until_it_comes(live: Engine, target: Path, heads: list[Path], new, warned):
     selector, head = files(heads[1])
     update(live, head)
     serve_exactly(live, REQUESTS, Reference(target, heads[1], selector=False))
@@ -228,9 +226,7 @@ def test_a_quantized_copy_of_the_targets_lm_head_leaves_the_head(monkeypatch: py
     except ImportError:  # vLLM 0.32 has no such copies
         monkeypatch.setattr(updates, "_quantized_copies", lambda: [(quantized, target.lm_head)])
     monkeypatch.setattr(updates, "on_all_ranks", bool)
-    config: Any = SimpleNamespace(
-        speculative_config=SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=None))
-    )
+    config = SimpleNamespace(speculative_config=SimpleNamespace(draft_model_config=SimpleNamespace(hf_config=None)))
     served, loaded = updates.HeadUpdates(head, target, None, config), []
     served.begin()
     assert "lm_head" not in head._modules

@@ -181,8 +181,7 @@ def share_outside(rows: list[Followed], top_k: int, top_p: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "temperature"),
-    [("K5", HOT), *([("K5", TEMPERATURE), ("K5-selector", TEMPERATURE)] if HAS_GPU else ())],
+    ("name", "temperature"), [("K5", HOT), *([("K5", TEMPERATURE), ("K5-selector", TEMPERATURE)] if HAS_GPU else ())]
 )
 @in_each_mode
 @on_each_backend

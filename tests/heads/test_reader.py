@@ -9,15 +9,14 @@ import torch
 
 from peagle_vllm.heads.files import HeadError
 from peagle_vllm.heads.head import read_head
+from tests.heads import writers
 from tests.heads.judging import Change, setting
-from tests.heads.writers import AUX, speculators
-from tests.heads.writers import vllm as vllm_format
 
 
 def test_aux_layers_may_stand_in_eagle_config(tmp_path: Path):
-    head = vllm_format()
+    head = writers.vllm()
     head.config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
-    assert read_head(head.save(tmp_path)).aux_layer_ids == tuple(AUX[3])
+    assert read_head(head.save(tmp_path)).aux_layer_ids == tuple(writers.AUX[3])
     head.config["eagle_aux_hidden_state_layer_ids"] = []
     read = read_head(head.save(tmp_path))
     assert (read.aux_layer_ids, read.aux_key) == ((1, 3, 5), "eagle_config.eagle_aux_hidden_state_layer_ids")
@@ -26,7 +25,7 @@ def test_aux_layers_may_stand_in_eagle_config(tmp_path: Path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_mask_hidden_in_every_number_type(dtype: torch.dtype, shards: int, tmp_path: Path):
-    head = speculators()
+    head = writers.speculators()
     head.shards = shards
     wanted = head.tensors["mask_hidden"].to(dtype)
     head.tensors = {name: value.to(dtype) for name, value in head.tensors.items()}
@@ -53,7 +52,7 @@ INDEX = "model.safetensors.index.json"
     ],
 )
 def test_what_cannot_be_read_is_one_line(change: Change, index: dict | None, words: str, tmp_path: Path):
-    change(head := vllm_format())
+    change(head := writers.vllm())
     head.save(tmp_path)
     if index is not None:
         (tmp_path / INDEX).write_text(json.dumps(index))

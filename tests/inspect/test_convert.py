@@ -253,10 +253,7 @@ def test_the_command_writes_it_and_says_what_it_covers(tmp_path: Path):
     assert (ran.exit_code, ran.stderr) == (0, "") and read_head(tmp_path / "out").draft_vocab_size == 300
     assert re.search(r"\n300 of 512 draft tokens: \d+\.\d% of held-out text\n", ran.stdout)
     for wrong, line in (
-        (
-            ("--draft-vocab", 300, "--target", TARGET),
-            "--draft-vocab N, --text FILE and --target TARGET go together",
-        ),
+        (("--draft-vocab", 300, "--target", TARGET), "--draft-vocab N, --text FILE and --target TARGET go together"),
         ((*options, 512), "--draft-vocab is 512, "),
         ((*options, 262), "but 263 special tokens, bytes and digits are kept; give more"),
     ):

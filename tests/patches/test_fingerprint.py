@@ -213,9 +213,8 @@ def test_it_is_like_one_minor_version(tmp_path: Path, vllm: tuple, minor: str, c
 @pytest.mark.parametrize("release", [installed, next_release], ids=["installed", "next"])
 def test_the_patches_fit_vllm(release: Callable[[], VllmInstall]) -> None:
     report = check(release())
-    assert not report.changed, [
-        change.definition.path + " " + change.change for result in report.changed for change in result.changed
-    ]
+    changes = [change for result in report.changed for change in result.changed]
+    assert not report.changed, [f"{change.definition.path} {change.change}" for change in changes]
     assert {result.status for result in report.results} == {"holds"}
     assert report.compared_with == report.install.minor
 
@@ -239,10 +238,9 @@ def test_recording_a_build_keeps_the_others(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_every_patch_is_installed_by_a_hook() -> None:
-    files = [
-        file for file in Path(peagle_vllm.patches.__file__).parent.glob("*.py") if "\nPATCH = " in file.read_text()
-    ]
-    assert {patch.name for patch in all_patches() if patch.hooks} == {file.stem.replace("_", "-") for file in files}
+    files = Path(peagle_vllm.patches.__file__).parent.glob("*.py")
+    names = {file.stem.replace("_", "-") for file in files if "\nPATCH = " in file.read_text()}
+    assert {patch.name for patch in all_patches() if patch.hooks} == names
 
 
 def test_the_ledger_and_doctor_import_no_vllm() -> None:

@@ -250,9 +250,7 @@ def test_a_prompt_that_would_wait_for_ever(target: Path, head: Path):
     configure(target, head, engine_max_num_batched_tokens=193, **engine)
 
 
-def test_an_attention_backend_of_the_targets_latent_attention(
-    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_backend_of_the_targets_latent_attention(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     config = configure(target, head)
@@ -395,9 +393,7 @@ def other_platform(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["eagle3", None])
-def test_another_platform_keeps_its_own_behaviour(
-    target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, method: str | None
-):
+def test_another_platform_is_left_alone(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, method: str | None):
     """vllm-ascend, for one: its runner is not ours, so nothing is read, checked, opened, extended or replaced."""
     other_platform(monkeypatch, "vllm_ascend.platform")
     monkeypatch.setattr(validation, "_find", None)

@@ -39,9 +39,7 @@ class Processor:
         return ids, values
 
 
-def model(
-    draft_vocab: int = 7, tp_size: int = 1, scale: float = 1.0, head_dtype: torch.dtype | None = None
-) -> SimpleNamespace:
+def model(draft_vocab: int = 7, tp_size: int = 1, scale: float = 1.0, head_dtype=None) -> SimpleNamespace:
     gen = torch.Generator().manual_seed(draft_vocab)
     chosen = torch.randperm(VOCAB, generator=gen)[:draft_vocab].sort().values
     lm_head = {"tp_size": tp_size, "num_embeddings_per_partition": draft_vocab, "org_vocab_size": VOCAB}

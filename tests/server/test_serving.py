@@ -79,9 +79,8 @@ def test_metrics_show_the_drafts(server: Server, client: OpenAI) -> None:
 def test_a_client_that_leaves(server: Server, client: OpenAI) -> None:
     expected = chat(client, PROMPTS[3])
     for prompt in PROMPTS[4:8]:
-        stream = client.completions.create(
-            model=MODEL, prompt=prompt, temperature=0, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
-        )
+        long: Any = {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
+        stream = client.completions.create(model=MODEL, prompt=prompt, temperature=0, stream=True, **long)
         next(iter(stream))
         stream.close()
     deadline = time.monotonic() + 60

@@ -103,10 +103,8 @@ def test_a_reduced_head_with_a_selector_walks_over_its_candidates(
     trace, answers, _, rows = recorded(live, tmp_path, monkeypatch)
     # Those in the trace.
     drafts = [row for row in rows if answers[row.req].num_prompt < row.p_last + 2 < len(answers[row.req].tokens)]
-    weights = {
-        name.rpartition("candidate_selector.")[2]: w
-        for name, w in load_weights(folder / "edge", ROUND["float32"]).items()
-    }
+    stored = load_weights(folder / "edge", ROUND["float32"]).items()
+    weights = {name.rpartition("candidate_selector.")[2]: tensor for name, tensor in stored}
     to_target, moved = torch.from_numpy(target_ids(head)), 0
     for row, candidates, logits, hidden in zip(drafts, trace.ids.long(), trace.logits, trace.hidden, strict=True):
         plain = torch.full((K, head.draft_vocab_size), -math.inf).scatter(1, candidates, logits)

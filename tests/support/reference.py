@@ -24,11 +24,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch import Tensor
 
 from peagle_tools.shared.engines import quick_dtype
 
-Weights = dict[str, torch.Tensor]
-Round = Callable[[torch.Tensor], torch.Tensor]
+Weights = dict[str, Tensor]
+Round = Callable[[Tensor], Tensor]
 
 ROUND: dict[str, Round] = {
     "float32": lambda x: x,
@@ -37,7 +38,7 @@ ROUND: dict[str, Round] = {
 }
 
 
-def cut_off(x: torch.Tensor) -> torch.Tensor:
+def cut_off(x: Tensor) -> Tensor:
     """``x`` in bfloat16, towards zero: so vLLM's kernels write it on an x86 CPU without instructions for bfloat16."""
     return (x.contiguous().view(torch.int32) & -(1 << 16)).view(torch.float32)
 
@@ -45,8 +46,8 @@ def cut_off(x: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True)
 class Draft:
     tokens: tuple[int, ...]  # K draft tokens in target ids
-    logits: torch.Tensor  # [K, draft vocabulary] of the head
-    target_ids: torch.Tensor  # [draft vocabulary] target id of each logit
+    logits: Tensor  # [K, draft vocabulary] of the head
+    target_ids: Tensor  # [draft vocabulary] target id of each logit
     candidate_sampler: "CandidateSampler | None" = None  # of a sharpened head: what ``after`` needs
 
     def logit(self, column: int, token: int) -> float:
@@ -71,7 +72,7 @@ class CandidateSampler:
 
     weights: Weights
     num_candidates: int
-    gates: torch.Tensor
+    gates: Tensor
 
     def draft(self, plain: Draft, previous: Sequence[int], tolerance: float) -> Draft:
         at = torch.arange(len(plain.logits)).clamp(max=len(self.weights["edge_scale"]) - 1)
@@ -99,7 +100,7 @@ def load_weights(folder: Path, cut: Round) -> Weights:
     return {name: cut(w.float()) if w.is_floating_point() else w for name, w in weights.items()}
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of x [T, heads, head_dim]; cos and sin are [T, 1, head_dim / 2], the halves pair up."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
@@ -124,14 +125,14 @@ class Stack:
         self.freqs = 1.0 / rope.get("rope_theta", 10000.0) ** exponents  # [head_dim / 2], rotary
         self.num_experts, self.experts_per_token = config.get("num_experts", 0), config.get("num_experts_per_tok", 0)
 
-    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+    def norm(self, x: Tensor, name: str) -> Tensor:
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.cut(self.cut(x) * self.weights[f"{name}.weight"])
 
-    def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+    def linear(self, x: Tensor, name: str) -> Tensor:
         return self.cut(F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")))
 
-    def attention(self, x: torch.Tensor, name: str, positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    def attention(self, x: Tensor, name: str, positions: Tensor, visible: Tensor) -> Tensor:
         """Attention of rows x [T, width] at ``positions`` [T]; visible [T, T] says which rows a row sees."""
         q, k, v = (self.linear(x, f"{name}.{p}_proj").unflatten(-1, (-1, self.head_dim)) for p in "qkv")
         if f"{name}.q_norm.weight" in self.weights:
@@ -144,24 +145,24 @@ class Stack:
         probs = scores.masked_fill(~visible, -math.inf).softmax(-1)
         return self.linear(self.store(torch.einsum("hqk,khd->qhd", probs, v)).flatten(1), f"{name}.o_proj")
 
-    def rest(self, h: torch.Tensor, name: str) -> torch.Tensor:
+    def rest(self, h: Tensor, name: str) -> Tensor:
         """What follows attention in a layer: the gated MLP or the experts, added to the residual."""
         x = self.norm(h, f"{name}.post_attention_layernorm")
         mlp = self.experts if f"{name}.mlp.gate.weight" in self.weights else self.mlp
         return self.cut(h) + mlp(x, f"{name}.mlp")
 
-    def mlp(self, x: torch.Tensor, name: str) -> torch.Tensor:
+    def mlp(self, x: Tensor, name: str) -> Tensor:
         gate, up = self.linear(x, f"{name}.gate_proj"), self.linear(x, f"{name}.up_proj")
         return self.linear(self.cut(self.cut(F.silu(gate)) * up), f"{name}.down_proj")
 
-    def experts(self, x: torch.Tensor, name: str) -> torch.Tensor:
+    def experts(self, x: Tensor, name: str) -> Tensor:
         """A mixture of experts: the chosen ones' outputs, their router probabilities scaled to a sum of 1."""
         probs, chosen = self.linear(x, f"{name}.gate").softmax(-1).topk(self.experts_per_token)
         weights = torch.zeros(len(x), self.num_experts).scatter_(1, chosen, probs / probs.sum(-1, keepdim=True))
         outputs = torch.stack([self.mlp(x, f"{name}.experts.{e}") for e in range(self.num_experts)], dim=1)
         return self.cut((weights[..., None] * outputs).sum(1))
 
-    def layer(self, h: torch.Tensor, name: str, positions: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    def layer(self, h: Tensor, name: str, positions: Tensor, visible: Tensor) -> Tensor:
         normed = self.norm(h, f"{name}.input_layernorm")
         return self.rest(self.cut(h) + self.attention(normed, f"{name}.self_attn", positions, visible), name)
 
@@ -178,7 +179,7 @@ class Target:
         self.embedding = self.weights["model.embed_tokens.weight"]
         self.lm_head = self.weights.get("lm_head.weight", self.embedding)
 
-    def states(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+    def states(self, tokens: Tensor) -> list[Tensor]:
         """[T, hidden] residual entering each layer, and that leaving the last: vLLM's layer id n is item n."""
         positions = torch.arange(len(tokens))
         visible = positions[None, :] <= positions[:, None]
@@ -187,7 +188,7 @@ class Target:
             out.append(self.stack.layer(out[-1], f"model.layers.{i}", positions, visible))
         return out
 
-    def logits(self, last_state: torch.Tensor) -> torch.Tensor:
+    def logits(self, last_state: Tensor) -> Tensor:
         return self.cut(F.linear(self.stack.norm(last_state, "model.norm"), self.lm_head))
 
 
@@ -224,7 +225,7 @@ class Head:
                 self.selector["predecessor_codebook"] = F.pad(before, (0, 0, 0, len(self.embedding) - len(before)))
         self.num_candidates = raw.get("candidate_selector", {}).get("selector_top_k", 0)
 
-    def project(self, aux: torch.Tensor) -> torch.Tensor:
+    def project(self, aux: Tensor) -> Tensor:
         """fc, after the norms that some heads have: [..., n_aux * target hidden] -> [..., hidden]."""
         if "input_norm.weight" in self.weights:
             aux = self.stack.norm(aux, "input_norm")
@@ -233,9 +234,7 @@ class Head:
             aux = torch.cat([self.stack.norm(c, f"fc_norm.{i}") for i, c in enumerate(chunks)], dim=-1)
         return self.stack.linear(aux, "fc")
 
-    def forward(
-        self, tokens: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
         """[T, hidden] normed output of rows (token, projected hidden state)."""
         s, first = self.stack, "layers.0"
         embeds = s.norm(self.embedding[tokens], f"{first}.input_layernorm")
@@ -249,7 +248,7 @@ class Head:
             h = s.layer(h, f"layers.{i}", positions, seen[i])
         return s.norm(h, "norm")
 
-    def drafts(self, tokens: list[int], aux: torch.Tensor, p_lasts: list[int], k: int) -> dict[int, Draft]:
+    def drafts(self, tokens: list[int], aux: Tensor, p_lasts: list[int], k: int) -> dict[int, Draft]:
         """The K drafts after each p_last of one sequence.
 
         Args:
@@ -311,9 +310,7 @@ class Reference:
         return tokens[: len(prompt) + count]
 
     @torch.no_grad()
-    def drafts(
-        self, tokens: list[int], p_lasts: list[int], k: int, aux: torch.Tensor | None = None
-    ) -> dict[int, Draft]:
+    def drafts(self, tokens: list[int], p_lasts: list[int], k: int, aux: Tensor | None = None) -> dict[int, Draft]:
         """The K drafts after each p_last of the sequence ``tokens``.
 
         Args:

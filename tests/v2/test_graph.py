@@ -98,9 +98,7 @@ def test_a_schedule_has_graphs_of_each_k(tmp_path: Path):
     assert report.rows > 10
 
 
-def test_metadata_before_a_replay_is_built_without_waiting_for_the_gpu(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-):
+def test_metadata_before_a_replay_is_built_without_waiting(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
     """Where metadata is rebuilt, nothing on the device is read back, which a meta tensor refuses."""
     metadata = start(*pair, 3).drafter.attention
     on_device = partial(tree_map_only, torch.Tensor, lambda tensor: tensor.to("meta"))

@@ -1,7 +1,7 @@
 """What can go wrong between a draft batch and a CUDA graph, one test each; docs/architecture.md has the list."""
 
 import copy
-import itertools
+from itertools import chain, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,9 +48,7 @@ def test_under_decode_context_parallelism_the_drafters_kv_cache_is_whole(pair, m
     assert {name for name, spec in specs.items() if not spec.dcp_sharded} == drafter.draft_attn_layer_names
 
 
-@pytest.mark.parametrize(
-    ("seqs", "budget", "k"), list(itertools.product([1, 8, 256, 1024], [64, 8192, 16_384], [1, 7, 8, 10]))
-)
+@pytest.mark.parametrize(("seqs", "budget", "k"), product([1, 8, 256, 1024], [64, 8192, 16_384], [1, 7, 8, 10]))
 def test_a_profile_run_is_as_large_as_the_largest_step(seqs: int, budget: int, k: int, pair):
     """The scheduler runs up to ``budget - (K-1)`` rows of the target: K-1 for the one request that has them all."""
     live = start(pair)
@@ -137,13 +135,13 @@ def test_the_drafter_reads_blocks_as_small_as_the_targets_backend_has_them(pair)
     """The runner splits a KV cache group's blocks for all its layers; the head's backend alone would not."""
     live = start(pair)
     drafter = live.drafter
-    groups, ours = itertools.chain(*drafter.target_attn_groups), drafter.draft_attn_layer_names
+    groups, ours = chain(*drafter.target_attn_groups), drafter.draft_attn_layer_names
     (theirs,) = (group for group in groups if ours.intersection(group.layer_names))
     size = theirs.kv_cache_spec.block_size // 2
     halves = patch.object(theirs.backend, "get_supported_kernel_block_sizes", lambda _=None: [size, 2 * size])
     with halves, patch.object(theirs, "kernel_block_size", size):
         start_over(drafter, drafter.vllm_config)
-        (group,) = itertools.chain(*drafter.attn_groups)
+        (group,) = chain(*drafter.attn_groups)
         table = group.map_to_kernel_block_table(torch.tensor([[5, 3]], dtype=torch.int32))
     start_over(drafter, drafter.vllm_config)
     assert group.get_metadata_builder().kv_cache_spec.block_size == size
