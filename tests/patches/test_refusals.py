@@ -159,6 +159,7 @@ def test_defaults_of_the_target_that_vllm_refuses_with_speculation(target: Path,
 
 @pytest.mark.parametrize("schedule", [[], [[2, 8, 3]], [[8, 1, 3]], [[1, 8, -1]], [[1, 8, 3], [5, 64, 1]]])
 def test_a_bad_schedule(target: Path, head: Path, schedule: list):
+    assert configure(target, head, num_speculative_tokens_per_batch_size=[[1, 8, 3], [9, 64, 1]])
     line = refusal(target, head, num_speculative_tokens_per_batch_size=schedule)
     assert "num_speculative_tokens_per_batch_size is [" in line and line.endswith("from 1 on")
 
@@ -331,6 +332,11 @@ def test_a_draft_model_without_method_is_none_of_our_business(target: Path, tmp_
     edit(draft, lambda h: h.config.update(architectures=["Unknown"]))
     with pytest.raises(ValueError, match="Unknown"):
         configure(target, draft, method=None, parallel_drafting=None)
+
+
+def test_what_else_is_wrong_with_a_head_without_flag_is_told(target: Path, head: Path):
+    with pytest.raises(ValueError, match="draft_tensor_parallel_size"):
+        configure(target, head, parallel_drafting=None, draft_tensor_parallel_size=3)
 
 
 CODE = """

@@ -80,6 +80,8 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
             return pool.submit(_told, task, *args).result()
         except BrokenProcessPool:
             raise ToolError("vLLM's process was killed, perhaps for its memory; run the command again") from None
+        except Exception:  # the task has ended
+            raise
         except BaseException:  # a signal: the pool would wait for the task's end
             for child in active_children():
                 child.kill()

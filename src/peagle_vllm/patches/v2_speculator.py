@@ -59,7 +59,7 @@ def init_speculator(original, vllm_config, device, req_states, *args, **kwargs):
 
     if prompt_lookup_min(vllm_config):
         # On the device, as for vLLM's own look-up: else the kernel would read the host's memory in every step. Prompts
-        # still come through pinned memory, which is many times faster than the copy that vLLM makes for itself then.
+        # still come through pinned memory, many times faster than vLLM's own copy to a tensor on the device.
         tokens = req_states.all_token_ids
         tokens.gpu = tokens.gpu.new_zeros(tokens.gpu.shape, device=device)
     return ParallelEagleSpeculator(vllm_config, device, req_states)

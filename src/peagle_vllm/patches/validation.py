@@ -73,6 +73,7 @@ def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
 
 @PATCH.wraps("vllm.config.speculative", "SpeculativeConfig.__post_init__", compare=False)
 def post_init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    method = self.method
     if self.target_model_config and _names_peagle(self.model, self.method, self.parallel_drafting, self.revision):
         # Before vLLM reads the head, because its own errors are about something else.
         self.method = "eagle3"
@@ -83,8 +84,10 @@ def post_init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     try:
         original(self, *args, **kwargs)
     except Exception as error:
-        # Files of an ordinary draft model are not read for this: only a folder, once vLLM has given up.
-        if on_vllm_platform() and os.path.isdir(self.model or "") and _carries_mask_hidden(self.model, None):  # noqa: PTH112
+        # Files of an ordinary draft model are not read for this: only a folder, of which vLLM has made no config, or
+        # chosen a method by itself.
+        is_open = on_vllm_platform() and (self.draft_model_config is None or not method)
+        if is_open and os.path.isdir(self.model or "") and _carries_mask_hidden(self.model, None):  # noqa: PTH112
             raise _unnamed(self) from error
         raise
     if self.draft_model_config is not None and self.target_model_config is not None:
@@ -146,10 +149,10 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
         what = f"attention_backend={attention.backend.name} is for latent attention, which no head has"
         raise RefusedError(f'{what}; add "attention_backend": "FLASH_ATTN", or another, to the speculative config')
     if (schedule := spec.num_speculative_tokens_per_batch_size) is not None:
-        from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+        from vllm.v1.spec_decode.dynamic.utils import validate_and_normalize_dynamic_sd_schedule
 
         try:
-            build_dynamic_sd_schedule_lookup(schedule, vllm_config.scheduler_config.max_num_seqs, 0)
+            validate_and_normalize_dynamic_sd_schedule(schedule)
         except (TypeError, ValueError) as error:  # vLLM's engine would meet it once the weights are loaded
             what = f"num_speculative_tokens_per_batch_size is {schedule} ({one_line(error)})"
             raise RefusedError(f"{what}; write [from, to, K] for batch sizes from 1 on") from None
