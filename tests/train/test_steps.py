@@ -297,7 +297,7 @@ def test_what_is_changed_of_speculators(monkeypatch: pytest.MonkeyPatch) -> None
     client, answering, ran = library.vllm_client, library.answering, []
     monkeypatch.setattr(client.wait_for_lock_async, "__defaults__", (10.0, 0.1))
     monkeypatch.setattr(answering, "_sample_from_response", library.sample_of)
-    for module in answering, library.asking:
+    for module in answering, library.offline:
         monkeypatch.setattr(module, "_worker", AsyncMock(side_effect=OSError("disk")))
     monkeypatch.setattr(library.os, "_exit", ran.append)
     monkeypatch.setattr(library, "app", lambda: ran.append(client.wait_for_lock_async.__defaults__))
@@ -305,7 +305,7 @@ def test_what_is_changed_of_speculators(monkeypatch: pytest.MonkeyPatch) -> None
         answering._sample_from_response(reply, **how)
     library.main()
     sample, said, _ = answering._sample_from_response(reply, **how)
-    for module in answering, library.asking:
+    for module in answering, library.offline:
         asyncio.run(module._worker())
     assert (sample["input_ids"], said["content"], ran) == ([1, 2], " ", [(3600, 0.1), 1, 1])
 

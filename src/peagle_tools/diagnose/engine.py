@@ -14,8 +14,11 @@ from peagle_tools.shared.engines import KV_CACHE_BYTES, generate
 from peagle_vllm.observer import drafter_of
 
 # Of ``vllm.LLM``: room for these prompts, whatever else runs on the machine. By default vLLM takes nearly all of it.
-ARGUMENTS: dict[str, Any] = {"kv_cache_memory_bytes": KV_CACHE_BYTES, "gpu_memory_utilization": 0.05}
-ARGUMENTS |= {"per_request_spec_decode_metrics": BY_REQUEST[1]}
+ARGUMENTS = {
+    "kv_cache_memory_bytes": KV_CACHE_BYTES,
+    "gpu_memory_utilization": 0.05,
+    "per_request_spec_decode_metrics": BY_REQUEST[1],
+}
 
 
 def measure(llm: Any, prompts: list[list[int]], max_tokens: int, setup: Setup) -> Measured:

@@ -77,7 +77,7 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
     context, ends = get_context("spawn"), processes.end_with_parent
     with ProcessPoolExecutor(1, mp_context=context, initializer=ends, initargs=(os.getpid(),)) as pool:
         try:
-            return pool.submit(_told, task, *args).result()
+            return pool.submit(_with_errors_as_lines, task, *args).result()
         except BrokenProcessPool:
             raise ToolError("vLLM's process was killed, perhaps for its memory; run the command again") from None
         except Exception:  # the task has ended
@@ -88,7 +88,7 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
             raise
 
 
-def _told(task: Callable[..., Any], *args: Any) -> Any:
+def _with_errors_as_lines(task: Callable[..., Any], *args: Any) -> Any:
     """What ``task`` returns; its errors as lines, since those of vLLM's configs cannot go to another process."""
     try:
         return task(*args)

@@ -11,7 +11,7 @@ from speculators.cli import app
 from speculators.data_generation import vllm_client
 
 answering: Any = import_module("speculators.cli.regenerate_responses")  # its package has a function of that name
-asking: Any = import_module("speculators.cli.generate_offline_data")
+offline: Any = import_module("speculators.cli.generate_offline_data")
 sample_of = answering._sample_from_response
 
 
@@ -23,7 +23,7 @@ def sample_from_response(data: dict[str, Any], **options: Any) -> Any:
     return sample_of(data, **options)
 
 
-def ending(work: Callable[..., Any]) -> Callable[..., Any]:
+def exit_on_failure(work: Callable[..., Any]) -> Callable[..., Any]:
     """Where a worker fails, as on a full disk, so does the command: whoever feeds the workers would wait for ever."""
 
     async def worker(*args: Any, **options: Any) -> None:
@@ -41,8 +41,8 @@ def main() -> None:
     """Wait for a file as long as the disk takes: speculators gives up after 10 s, and asks for more files."""
     vllm_client.wait_for_lock_async.__defaults__ = (3600.0, *vllm_client.wait_for_lock_async.__defaults__[1:])
     answering._sample_from_response = sample_from_response
-    for module in answering, asking:
-        module._worker = ending(module._worker)
+    for module in answering, offline:
+        module._worker = exit_on_failure(module._worker)
     app()
 
 
