@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,23 +54,14 @@ def cells_of(parts: Sequence[Part], folder: Path) -> list[dict[str, Any]]:
 
 
 def result(rung: Any, parts: Sequence[Part], folder: Path) -> str:
-    """What is kept of a rung, a module with ``NOTES``, as JSON with a cell, or a test, in each line."""
+    """What is kept of a rung, a module with ``NOTES``, as JSON."""
     tests = {part.name: best(part, folder) for part in parts if part.runs_tests}
-    texts = {key: json.dumps(value) for key, value in {"what": _what(rung), **provenance()}.items()}
-    texts |= {"cells": _lines(cells_of(parts, folder)), "tests": _keys({name: _lines(tests[name]) for name in tests})}
-    return _keys(texts) + "\n"
+    kept = {"what": _what(rung), **provenance(), "cells": cells_of(parts, folder), "tests": tests}
+    return json.dumps(kept, indent=1) + "\n"
 
 
 def _what(rung: Any) -> str:
     return rung.NOTES if arms.HAS_GPU else REHEARSAL
-
-
-def _lines(rows: Iterable[Any]) -> str:
-    return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]"
-
-
-def _keys(texts: dict[str, str]) -> str:
-    return "{\n" + ",\n".join(f"{json.dumps(key)}: {text}" for key, text in texts.items()) + "\n}"
 
 
 def page(rung: Any, parts: Sequence[Part], folder: Path) -> str:

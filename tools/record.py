@@ -12,7 +12,7 @@ from pathlib import Path
 from peagle_vllm.patches import all_patches
 from peagle_vllm.patches.fingerprint import FINGERPRINTS, Recorded, load_recorded
 from peagle_vllm.patches.source import Source
-from peagle_vllm.patches.version import NotVllmError, VllmInstall, read
+from peagle_vllm.patches.version import VllmInstall, read
 
 FILE = Path(__file__).parents[1] / "src/peagle_vllm/patches" / FINGERPRINTS
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--vllm", metavar="PATH", required=True, help="a wheel, or the folder that it is installed in")
     try:
         install = read(parser.parse_args().vllm)
-    except NotVllmError as error:
+    except ValueError as error:
         sys.exit(str(error))
     if not install.minor[:1].isdigit():
         sys.exit(f"{install.root}: a vLLM of unknown version cannot be recorded")

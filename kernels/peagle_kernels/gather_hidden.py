@@ -25,19 +25,8 @@ def gather_hidden(out: Tensor, hidden: Tensor, mask_hidden: Tensor, row_map: Ten
         mask_hidden: [width] the learned ``mask_hidden`` after ``fc``.
         row_map: [num_rows] int32, as ``prepare_inputs`` fills it.
     """
-    gather = gather_hidden_torch if runs_twin(out) else gather_hidden_triton
-    gather(out, hidden, mask_hidden, row_map)
-
-
-def gather_hidden_torch(out: Tensor, hidden: Tensor, mask_hidden: Tensor, row_map: Tensor) -> None:
-    """The meaning of ``gather_hidden`` in plain torch, and what a CPU runs."""
-    torch.index_select(hidden, 0, row_map.clamp(min=0), out=out)
-    out[row_map == MASK_ROW] = mask_hidden
-    out[row_map == PAD_ROW] = 0
-
-
-def gather_hidden_triton(out: Tensor, hidden: Tensor, mask_hidden: Tensor, row_map: Tensor) -> None:
-    """One launch of ``_gather_hidden_kernel``; same meaning as ``gather_hidden_torch``."""
+    if runs_twin(out):
+        return gather_hidden_torch(out, hidden, mask_hidden, row_map)
     num_rows, width = out.shape
     _gather_hidden_kernel[(num_rows, triton.cdiv(width, COLUMNS_PER_PROGRAM))](
         out,
@@ -51,6 +40,13 @@ def gather_hidden_triton(out: Tensor, hidden: Tensor, mask_hidden: Tensor, row_m
         COLUMNS=COLUMNS_PER_PROGRAM,
         VECTOR=vector_elements(out.stride(0), hidden.stride(0)),
     )
+
+
+def gather_hidden_torch(out: Tensor, hidden: Tensor, mask_hidden: Tensor, row_map: Tensor) -> None:
+    """The meaning of ``gather_hidden`` in plain torch, and what a CPU runs."""
+    torch.index_select(hidden, 0, row_map.clamp(min=0), out=out)
+    out[row_map == MASK_ROW] = mask_hidden
+    out[row_map == PAD_ROW] = 0
 
 
 @triton.jit

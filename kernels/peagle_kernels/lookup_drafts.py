@@ -51,8 +51,35 @@ def lookup_drafts(
         vocab_size: of the target; a draft is below it, whatever a prompt holds.
         one_hot: where the distribution of probabilistic drafts stands.
     """
-    look_up = lookup_drafts_torch if runs_twin(drafts) else lookup_drafts_triton
-    look_up(drafts, token_ids, rows, last, min_match, vocab_size, one_hot)
+    if runs_twin(drafts):
+        return lookup_drafts_torch(drafts, token_ids, rows, last, min_match, vocab_size, one_hot)
+    # Two launches. The first spreads a request's tokens over programs; those past its last token end at once.
+    request = token_ids, token_ids.stride(0), rows, rows.stride(0), last, last.stride(0)
+    num_splits = min(MAX_SPLITS, triton.next_power_of_2(triton.cdiv(token_ids.shape[1], BLOCK)))
+    matches = torch.empty((len(drafts), num_splits), dtype=torch.int64, device=drafts.device)
+    sizes = {"NUM_SPLITS": num_splits, "BLOCK": BLOCK}
+    _longest_match_kernel[matches.shape](matches, *request, MAX_MATCH=MAX_MATCH, **sizes)
+    q, q_rows, off, on, cached_ids = one_hot or (None, None, 0.0, 1.0, None)
+    _lookup_drafts_kernel[drafts.shape](
+        drafts,
+        drafts.stride(0),
+        *request,
+        matches,
+        min_match,
+        vocab_size,
+        q,
+        q_rows,
+        0 if q_rows is None else q_rows.stride(0),
+        cached_ids,
+        *((0, 0) if q is None else q.stride()[:2]),
+        0 if cached_ids is None else cached_ids.stride(0),
+        OFF=off,
+        ON=on,
+        VOCAB=0 if q is None else q.shape[2],
+        NUM_CACHED=0 if cached_ids is None else cached_ids.shape[2],
+        BLOCK_CACHED=1 if cached_ids is None else triton.next_power_of_2(cached_ids.shape[2]),
+        **sizes,
+    )
 
 
 def lookup_drafts_torch(
@@ -96,41 +123,6 @@ def longest_match(tokens: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         matched += agrees
     best = torch.zeros_like(last).scatter_reduce_(0, req, matched * length + end, "amax")
     return best // length, best % length
-
-
-def lookup_drafts_triton(
-    drafts: Tensor, token_ids: Tensor, rows: Tensor, last: Tensor, min_match: int, vocab: int, one_hot: OneHot | None
-) -> None:
-    """Two launches; same meaning as ``lookup_drafts_torch``.
-
-    The first spreads each request's tokens over programs, of which those past its last token end at once.
-    """
-    request = token_ids, token_ids.stride(0), rows, rows.stride(0), last, last.stride(0)
-    num_splits = min(MAX_SPLITS, triton.next_power_of_2(triton.cdiv(token_ids.shape[1], BLOCK)))
-    matches = torch.empty((len(drafts), num_splits), dtype=torch.int64, device=drafts.device)
-    sizes = {"NUM_SPLITS": num_splits, "BLOCK": BLOCK}
-    _longest_match_kernel[matches.shape](matches, *request, MAX_MATCH=MAX_MATCH, **sizes)
-    q, q_rows, off, on, cached_ids = one_hot or (None, None, 0.0, 1.0, None)
-    _lookup_drafts_kernel[drafts.shape](
-        drafts,
-        drafts.stride(0),
-        *request,
-        matches,
-        min_match,
-        vocab,
-        q,
-        q_rows,
-        0 if q_rows is None else q_rows.stride(0),
-        cached_ids,
-        *((0, 0) if q is None else q.stride()[:2]),
-        0 if cached_ids is None else cached_ids.stride(0),
-        OFF=off,
-        ON=on,
-        VOCAB=0 if q is None else q.shape[2],
-        NUM_CACHED=0 if cached_ids is None else cached_ids.shape[2],
-        BLOCK_CACHED=1 if cached_ids is None else triton.next_power_of_2(cached_ids.shape[2]),
-        **sizes,
-    )
 
 
 # Each K of a schedule is a step of its own: no variant may compile while requests wait.

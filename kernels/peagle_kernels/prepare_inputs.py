@@ -1,6 +1,6 @@
 """prepare_inputs: one launch from the target's batch to the drafter's batch.
 
-Read ``prepare_inputs_torch``: the reference, written with ``geometry``, and what a CPU runs. ``prepare_inputs_triton``
+Read ``prepare_inputs_torch``: the reference, written with ``geometry``, and what a CPU runs. ``prepare_inputs``
 computes the same in one launch, whose programs are of three kinds: blocks of draft rows, blocks of requests, and the
 aux rows that staging gathers.
 """
@@ -25,6 +25,22 @@ REQS_PER_PROGRAM = tl.constexpr(32)
 COLUMNS_PER_STEP = tl.constexpr(1024)
 
 
+class _Sizes(NamedTuple):
+    """Numbers that can change from step to step."""
+
+    num_reqs: int
+    num_reqs_padded: int
+    num_rows: int
+    static_length: int
+    staging_length: int
+    num_speculative_tokens: int
+    max_model_len: int
+    parallel_drafting_token_id: int
+    search_steps: int
+    slots_stride: int
+    staging_stride: int
+
+
 def prepare_inputs(
     target: TargetBatch,
     aux: tuple[Tensor, ...],
@@ -46,8 +62,29 @@ def prepare_inputs(
         out: filled up to ``batch.num_rows`` rows, ``batch.num_reqs_padded`` requests and their samples; every one
             of those elements is written. Temperatures, seeds and limits are written for the batch's own requests.
     """
-    build = prepare_inputs_torch if runs_twin(out.input_ids) else prepare_inputs_triton
-    build(target, aux, groups, batch, out, max_model_len, parallel_drafting_token_id)
+    if runs_twin(out.input_ids):
+        return prepare_inputs_torch(target, aux, groups, batch, out, max_model_len, parallel_drafting_token_id)
+    aux_strides = tuple(hidden.stride(0) for hidden in aux)
+    layout = batch.num_reqs, batch.num_reqs_padded, batch.num_rows, batch.static_length, batch.staging_length
+    numbers = batch.num_speculative_tokens, max_model_len, parallel_drafting_token_id
+    search_steps = max(batch.num_reqs_padded - 1, 0).bit_length()
+    strides = out.slot_mappings.stride(0), out.staging.stride(0)
+    sizes = _Sizes(*layout, *numbers, search_steps, *strides)
+    row_programs = triton.cdiv(batch.num_rows, ROWS_PER_PROGRAM.value)
+    req_programs = triton.cdiv(batch.num_reqs_padded + 1, REQS_PER_PROGRAM.value)
+    _prepare_inputs_kernel[(row_programs + req_programs + batch.num_staging_rows * len(aux),)](
+        target,
+        out,
+        groups,
+        tuple(table.stride(0) for table in groups.block_tables),
+        aux,
+        aux_strides,
+        *sizes,
+        IS_STATIC=batch.static_length > 0,
+        NUM_GROUPS=len(groups.block_tables),
+        AUX_WIDTHS=tuple(hidden.shape[1] for hidden in aux),
+        VECTOR=vector_elements(sizes.staging_stride, *aux_strides),
+    )
 
 
 def prepare_inputs_torch(
@@ -143,63 +180,6 @@ def _stage(
     real = num_reqs * length
     out.staging[:real] = torch.where(valid.flatten()[:, None], gathered, 0)
     out.staging[real : batch.num_staging_rows] = 0
-
-
-class _Sizes(NamedTuple):
-    """Numbers that can change from step to step."""
-
-    num_reqs: int
-    num_reqs_padded: int
-    num_rows: int
-    static_length: int
-    staging_length: int
-    num_speculative_tokens: int
-    max_model_len: int
-    parallel_drafting_token_id: int
-    search_steps: int
-    slots_stride: int
-    staging_stride: int
-
-
-def prepare_inputs_triton(
-    target: TargetBatch,
-    aux: tuple[Tensor, ...],
-    groups: KVGroups,
-    batch: DraftBatch,
-    out: DraftBuffers,
-    max_model_len: int,
-    parallel_drafting_token_id: int,
-) -> None:
-    """One launch of ``_prepare_inputs_kernel``; same meaning as ``prepare_inputs_torch``."""
-    aux_strides = tuple(hidden.stride(0) for hidden in aux)
-    sizes = _Sizes(
-        num_reqs=batch.num_reqs,
-        num_reqs_padded=batch.num_reqs_padded,
-        num_rows=batch.num_rows,
-        static_length=batch.static_length,
-        staging_length=batch.staging_length,
-        num_speculative_tokens=batch.num_speculative_tokens,
-        max_model_len=max_model_len,
-        parallel_drafting_token_id=parallel_drafting_token_id,
-        search_steps=max(batch.num_reqs_padded - 1, 0).bit_length(),
-        slots_stride=out.slot_mappings.stride(0),
-        staging_stride=out.staging.stride(0),
-    )
-    row_programs = triton.cdiv(batch.num_rows, ROWS_PER_PROGRAM.value)
-    req_programs = triton.cdiv(batch.num_reqs_padded + 1, REQS_PER_PROGRAM.value)
-    _prepare_inputs_kernel[(row_programs + req_programs + batch.num_staging_rows * len(aux),)](
-        target,
-        out,
-        groups,
-        tuple(table.stride(0) for table in groups.block_tables),
-        aux,
-        aux_strides,
-        *sizes,
-        IS_STATIC=batch.static_length > 0,
-        NUM_GROUPS=len(groups.block_tables),
-        AUX_WIDTHS=tuple(hidden.shape[1] for hidden in aux),
-        VECTOR=vector_elements(sizes.staging_stride, *aux_strides),
-    )
 
 
 # A variant for sizes of 1 or multiples of 16 would compile while requests wait. Each is an argument of its own, since

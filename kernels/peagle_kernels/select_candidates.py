@@ -84,49 +84,9 @@ def select_candidates(
         scores: [S, M] float32, receives the scores that were chosen from.
         draw: what the kernel draws with, or how the twin chooses; None: greedy drafts.
     """
-    if isinstance(draw, Drawing) or (draw is None and not runs_twin(out)):
-        select_candidates_triton(out, candidates, selector, offsets, scores, draw)
-    else:
-        select_candidates_torch(out, candidates, selector, offsets, scores, draw)
-
-
-def select_candidates_torch(
-    out: Tensor,
-    candidates: Candidates,
-    selector: CandidateSelector,
-    offsets: Tensor | None,
-    scores: Tensor,
-    draw: Choice | None = None,
-) -> None:
-    """The meaning of ``select_candidates`` in plain torch, and what a CPU runs."""
-    num_k, last = out.shape[1], len(selector.edge_scale) - 1
-    previous = candidates.input_ids[candidates.sample_indices[::num_k]]
-    gates = () if candidates.gates is None else candidates.gates.view(*out.shape, -1).unbind(1)
-    columns = (part.view(*out.shape, -1).unbind(1) for part in (candidates.ids, candidates.logits, scores))
-    for column, (ids, logits, scored) in enumerate(zip(*columns, strict=True)):
-        at = min(column, last)
-        predecessor = F.embedding(previous, selector.predecessor_codebook).float()
-        if gates:
-            predecessor = predecessor * gates[column]
-        successors = F.embedding(ids, selector.successor_codebook).float()
-        pair = torch.bmm(successors, predecessor[:, :, None])[:, :, 0]
-        torch.add(selector.unary_scale[at] * logits, selector.edge_scale[at] * pair, out=scored)
-        scored.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        index = scored.argmax(dim=-1) if draw is None else draw(scored, column)
-        chosen = ids.gather(1, index[:, None])[:, 0]
-        previous = chosen if offsets is None else chosen + offsets[chosen]
-        out[:, column] = previous
-
-
-def select_candidates_triton(
-    out: Tensor,
-    candidates: Candidates,
-    selector: CandidateSelector,
-    offsets: Tensor | None,
-    scores: Tensor,
-    drawing: Drawing | None = None,
-) -> None:
-    """One launch, a program for each request; same meaning as ``select_candidates_torch``, and probabilistic drafts."""
+    if not isinstance(draw, Drawing) and (draw or runs_twin(out)):
+        return select_candidates_torch(out, candidates, selector, offsets, scores, draw)
+    drawing = draw if isinstance(draw, Drawing) else None
     num_reqs, num_k = out.shape
     num_candidates, rank = candidates.ids.shape[1], selector.predecessor_codebook.shape[1]
     _select_candidates_kernel[(num_reqs,)](
@@ -155,6 +115,34 @@ def select_candidates_triton(
         DRAW=drawing.draw if drawing else None,
         USE_FP64=drawing is not None and drawing.use_fp64,
     )
+
+
+def select_candidates_torch(
+    out: Tensor,
+    candidates: Candidates,
+    selector: CandidateSelector,
+    offsets: Tensor | None,
+    scores: Tensor,
+    draw: Choice | None = None,
+) -> None:
+    """The meaning of ``select_candidates`` in plain torch, and what a CPU runs."""
+    num_k, last = out.shape[1], len(selector.edge_scale) - 1
+    previous = candidates.input_ids[candidates.sample_indices[::num_k]]
+    gates = () if candidates.gates is None else candidates.gates.view(*out.shape, -1).unbind(1)
+    columns = (part.view(*out.shape, -1).unbind(1) for part in (candidates.ids, candidates.logits, scores))
+    for column, (ids, logits, scored) in enumerate(zip(*columns, strict=True)):
+        at = min(column, last)
+        predecessor = F.embedding(previous, selector.predecessor_codebook).float()
+        if gates:
+            predecessor = predecessor * gates[column]
+        successors = F.embedding(ids, selector.successor_codebook).float()
+        pair = torch.bmm(successors, predecessor[:, :, None])[:, :, 0]
+        torch.add(selector.unary_scale[at] * logits, selector.edge_scale[at] * pair, out=scored)
+        scored.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        index = scored.argmax(dim=-1) if draw is None else draw(scored, column)
+        chosen = ids.gather(1, index[:, None])[:, 0]
+        previous = chosen if offsets is None else chosen + offsets[chosen]
+        out[:, column] = previous
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 vLLM zeroes it where a head drafts, so that the draft model's config carries it, to every process.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from peagle_vllm.serving import RefusedError, warn_once
 
@@ -20,23 +20,19 @@ def prompt_lookup_min(vllm_config: "VllmConfig") -> int:
     return getattr(vllm_config.speculative_config.draft_model_config.hf_config, FIELD, None) or 0
 
 
-def check_lookup(value: Any) -> None:
-    """Raises RefusedError where ``value`` is no number of tokens that can be looked up."""
-    from peagle_kernels.lookup_drafts import MAX_MATCH
-
-    if type(value) is not int or not 0 <= value <= MAX_MATCH:
-        what = f'"{FIELD}": {value!r} in the speculative config is no number of tokens from 0 to {MAX_MATCH}'
-        raise RefusedError(f"{what}; 0 turns look-up off, {DEFAULT} is the default")
-
-
 def settle_lookup(vllm_config: "VllmConfig") -> None:
     """Put the default where the config names no number, or 0 and a line in the log where look-up would do harm.
 
-    RefusedError where the config asks for both.
+    RefusedError where the config asks for both, or for no number of tokens that can be looked up.
     """
+    from peagle_kernels.lookup_drafts import MAX_MATCH
+
     spec = vllm_config.speculative_config
     hf_config = spec.draft_model_config.hf_config
     asked = getattr(hf_config, FIELD, None)
+    if asked is not None and (type(asked) is not int or not 0 <= asked <= MAX_MATCH):
+        what = f'"{FIELD}": {asked!r} in the speculative config is no number of tokens from 0 to {MAX_MATCH}'
+        raise RefusedError(f"{what}; 0 turns look-up off, {DEFAULT} is the default")
     # vLLM's estimator judges a draft by the head's hidden state, which knows nothing of one that was looked up.
     adaptive = spec.enable_adaptive_verification
     if adaptive and asked:

@@ -9,7 +9,6 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from peagle_kernels.select_candidates import CandidateSelector
-from peagle_vllm.head_state import head_state
 from peagle_vllm.heads.config import TENSORS
 from peagle_vllm.heads.files import SELECTOR
 from peagle_vllm.heads.selector import named_tensors
@@ -30,7 +29,7 @@ class HeadUpdates:
     def __init__(
         self, model: Any, target: torch.nn.Module, selector: CandidateSelector | None, vllm_config: VllmConfig
     ):
-        """``model`` is the loaded head; its ``load_weights`` goes through here from now on (patch ``head-weights``)."""
+        """``model`` is the loaded head."""
         self._model, self._selector = model, selector
         self._config = vllm_config.speculative_config.draft_model_config
         targets = set(target.modules())
@@ -51,7 +50,7 @@ class HeadUpdates:
         self._is_open = False  # from begin to end of a draft weight update of vLLM: the head's layers are in parts
         self._has_failed = False  # the last update, and not every tensor has come since
         self.mask_is_stale, self._is_selecting = True, selector is not None
-        head_state(model).updates = self
+        model.peagle_updates = self  # its ``load_weights`` comes here from now on (patch ``head-weights``)
 
     @property
     def paused(self) -> bool:
@@ -164,12 +163,10 @@ def _share_alike(model: Any, targets: set[torch.nn.Module]) -> None:
 
     Each tensor parallel rank compares its own shard (vLLM issue 50158).
     """
-    own_modules = head_state(model).own_modules
-    for parent, name, own_module in own_modules:  # none of dummy weights
+    for parent, name, own_module in model.__dict__.pop("peagle_own_modules", ()):  # none of dummy weights
         is_shared = getattr(parent, name) in targets
         if not on_all_ranks(is_shared) and is_shared:
             setattr(parent, name, own_module)
-    own_modules.clear()
 
 
 def _quantized_copies() -> list[tuple[torch.nn.Module, torch.nn.Module]]:

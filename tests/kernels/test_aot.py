@@ -24,10 +24,10 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from peagle_kernels.batch import allocate_buffers
-from peagle_kernels.gather_hidden import gather_hidden_triton
-from peagle_kernels.lookup_drafts import OneHot, lookup_drafts_triton
-from peagle_kernels.prepare_inputs import prepare_inputs_triton
-from peagle_kernels.select_candidates import Drawing, select_candidates_triton
+from peagle_kernels.gather_hidden import gather_hidden
+from peagle_kernels.lookup_drafts import OneHot, lookup_drafts
+from peagle_kernels.prepare_inputs import prepare_inputs
+from peagle_kernels.select_candidates import Drawing, select_candidates
 from tests.kernels import test_select_candidates as cases
 from tests.support.batches import MASK_TOKEN, Request, build
 from tools import interpreter
@@ -63,7 +63,8 @@ def ahead_of_time(launch: Callable[..., None], arch: int) -> Iterator[list[Ahead
     module = importlib.import_module(launch.__module__)
     names = [name for name in vars(module) if name.startswith("_") and name.endswith("_kernel")]
     kernels = {name: AheadOfTime(getattr(module, name)) for name in names}
-    with patch.object(driver, "_active", no_gpu(arch)), patch.multiple(module, **kernels):
+    on_gpu = patch.object(driver, "_active", no_gpu(arch)), patch("peagle_kernels.dispatch.INTERPRETED", True)
+    with on_gpu[0], on_gpu[1], patch.multiple(module, **kernels):
         yield list(kernels.values())
 
 
@@ -108,7 +109,7 @@ def test_prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, wid
     case = build([Request(10, 4, 2), Request(5, 4, 0)], **shape)
     target = case.target._replace(idx_mapping=case.target.idx_mapping.to(idx_dtype))
     args = (target, case.aux, case.groups, case.batch, case.buffers(extra=5))
-    stores = stores_of(arch, prepare_inputs_triton, *args, **case.constants)
+    stores = stores_of(arch, prepare_inputs, *args, **case.constants)
     assert any(".128" in store for store in stores) == (num_aux > 0)
 
 
@@ -117,7 +118,7 @@ def test_prepare_inputs(arch, static, num_groups, num_aux, dtype, idx_dtype, wid
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_gather_hidden(arch, dtype, width):
     rows, row_map = torch.empty(4, width, dtype=dtype), torch.zeros(4, dtype=torch.int32)
-    stores = stores_of(arch, gather_hidden_triton, rows, rows.clone(), rows[0].clone(), row_map)
+    stores = stores_of(arch, gather_hidden, rows, rows.clone(), rows[0].clone(), row_map)
     assert width % 8 or all(".128" in store for store in stores)
 
 
@@ -142,7 +143,7 @@ def test_select_candidates(arch, rank, num_candidates, gated, reduced, drawn):
         state = cases.state(2, 3, num_candidates, cases.VOCAB, dtype=torch.bfloat16)
         drawing = Drawing(draw, numbers, numbers, *state, use_fp64=False)
     out, scores = cases.strided(2, 3), torch.empty_like(candidates.logits)
-    assert stores_of(arch, select_candidates_triton, out, candidates, *parts, scores, drawing)
+    assert stores_of(arch, select_candidates, out, candidates, *parts, scores, drawing)
 
 
 @on_each
@@ -157,7 +158,7 @@ def test_lookup_drafts(arch, q, cached):
         cached_ids = torch.zeros(2, 3, 16, dtype=torch.int64) if cached else None
         one_hot = OneHot(torch.zeros(2, 3, 64, dtype=q), numbers, 0.0, 1.0, cached_ids)
     args = (drafts, token_ids, numbers, numbers, 2, 64, one_hot)
-    assert stores_of(arch, lookup_drafts_triton, *args)
+    assert stores_of(arch, lookup_drafts, *args)
 
 
 DEPTHS = (1, 2, 7, 16)  # 1 and multiples of 16 are what Triton specialises integers on
@@ -208,14 +209,14 @@ def test_a_server_compiles_prepare_inputs_once_for_each_layout(max_k: int):
 
     calls = (call(k, n, static) for k, n in [(0, 1), *steps_of(max_k)] for static in (True, False))
     constants = {"max_model_len": 64, "parallel_drafting_token_id": MASK_TOKEN}
-    assert num_variants(prepare_inputs_triton, calls, **constants) == 2
+    assert num_variants(prepare_inputs, calls, **constants) == 2
 
 
 def test_a_server_compiles_gather_hidden_once():
     out, row_map = torch.zeros(128, WIDTH), torch.zeros(128, dtype=torch.int32)
     combined = torch.zeros(1 + 128, WIDTH)  # m, then captured rows
     calls = ((out[:rows], combined[1:], combined[0], row_map[:rows]) for rows in (1, 2, 15, 16, 128))
-    assert num_variants(gather_hidden_triton, calls) == 1
+    assert num_variants(gather_hidden, calls) == 1
 
 
 @pytest.mark.parametrize("max_k", DEPTHS)
@@ -233,7 +234,7 @@ def test_a_server_compiles_select_candidates_once(drawn: bool, max_k: int):
         return out, candidates, *parts, scores, drawing if drawn else None
 
     calls = (call(*step, *other) for step in steps_of(max_k) for other in product((1, 2, 17), (False, True)))
-    assert num_variants(select_candidates_triton, calls) == 1
+    assert num_variants(select_candidates, calls) == 1
 
 
 @pytest.mark.parametrize("max_k", DEPTHS)
@@ -248,4 +249,4 @@ def test_a_server_compiles_lookup_drafts_once(drawn: bool, max_k: int):
         return of_runner(drafts[:num_reqs, :k], v1), token_ids, first, first, 2, VOCAB, one_hot
 
     calls = (call(*step, v1) for step in steps_of(max_k) for v1 in (False, True))
-    assert num_variants(lookup_drafts_triton, calls) == 2  # one of each kernel
+    assert num_variants(lookup_drafts, calls) == 2  # one of each kernel

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peagle_kernels import dispatch
-from peagle_kernels.gather_hidden import gather_hidden_torch, gather_hidden_triton
+from peagle_kernels.gather_hidden import gather_hidden, gather_hidden_torch
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW
 from tests.support.batches import KERNEL_DEVICE, moved
 
 
-@pytest.mark.parametrize("fn", [gather_hidden_torch, gather_hidden_triton])
+@pytest.mark.parametrize("fn", [gather_hidden_torch, gather_hidden])
 @settings(max_examples=40, deadline=None)
 @given(
     row_map=st.lists(st.integers(PAD_ROW, 6), min_size=1, max_size=20),
@@ -21,7 +21,7 @@ from tests.support.batches import KERNEL_DEVICE, moved
 def test_each_row_is_written_once_from_its_source(fn, row_map, width, dtype):
     hidden = torch.randn(7, width).to(dtype)
     mask_hidden = torch.randn(width).to(dtype)
-    device = KERNEL_DEVICE if fn is gather_hidden_triton else "cpu"
+    device = KERNEL_DEVICE if fn is gather_hidden else "cpu"
     out = torch.full((len(row_map), width), float("nan"), dtype=dtype, device=device)
     fn(out, *moved((hidden, mask_hidden, torch.tensor(row_map, dtype=torch.int32)), device))
     out = out.cpu()

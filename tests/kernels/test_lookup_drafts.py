@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle_kernels.lookup_drafts import MAX_MATCH, OneHot, lookup_drafts_torch, lookup_drafts_triton
+from peagle_kernels.lookup_drafts import MAX_MATCH, OneHot, lookup_drafts, lookup_drafts_torch
 from tests.support.batches import KERNEL_DEVICE, moved
 from tests.support.reference import looked_up
 
@@ -16,7 +16,7 @@ LENGTH, VOCAB = 40, 4
 MAX_K = 7
 
 
-@pytest.mark.parametrize("fn", [lookup_drafts_torch, lookup_drafts_triton])
+@pytest.mark.parametrize("fn", [lookup_drafts_torch, lookup_drafts])
 @pytest.mark.parametrize("q", [None, "probabilities", "logits", "cached"])
 @settings(max_examples=40, deadline=None)
 @given(
@@ -49,7 +49,7 @@ def test_drafts_are_what_followed(fn, q, lasts, k, min_match, seed, idle, max_sp
             expected[req, :k] = torch.tensor(copied).clamp(max=VOCAB - 1)
             if expected_q is not None:
                 expected_q[row, :k] = torch.full((k, VOCAB), off).scatter_(1, expected[req, :k, None], on)
-    device = KERNEL_DEVICE if fn is lookup_drafts_triton else "cpu"
+    device = KERNEL_DEVICE if fn is lookup_drafts else "cpu"
     ours, *args = moved((drafts, token_ids, rows.repeat_interleave(3)[::3], last.repeat_interleave(2)[::2]), device)
     one_hot = moved(one_hot, device) if one_hot else None
     several_blocks = patch.multiple("peagle_kernels.lookup_drafts", BLOCK=16, MAX_SPLITS=max_splits)

@@ -4,13 +4,13 @@ import torch
 from hypothesis import example, given, settings
 
 from peagle_kernels.geometry import MASK_ROW, PAD_ROW, PAD_SLOT
-from peagle_kernels.prepare_inputs import prepare_inputs_torch, prepare_inputs_triton
+from peagle_kernels.prepare_inputs import prepare_inputs, prepare_inputs_torch
 from tests.support.batches import KERNEL_DEVICE, MASK_TOKEN, POISON, Case, Request, build, cases, moved
 
 
 def run(fn, case: Case):
     """The buffers that ``fn`` filled where it runs, on the CPU."""
-    device = KERNEL_DEVICE if fn is prepare_inputs_triton else "cpu"
+    device = KERNEL_DEVICE if fn is prepare_inputs else "cpu"
     out = moved(case.buffers(extra=5, fill=POISON), device)
     fn(*moved((case.target, case.aux, case.groups), device), case.batch, out, **case.constants)
     return moved(out, "cpu")
@@ -75,7 +75,7 @@ def large(static: bool) -> Case:
 @example(large(static=True))
 @example(large(static=False))
 def test_kernel_equals_twin_and_writes_every_element(case: Case):
-    twin, kernel = run(prepare_inputs_torch, case), run(prepare_inputs_triton, case)
+    twin, kernel = run(prepare_inputs_torch, case), run(prepare_inputs, case)
     torch.testing.assert_close(kernel, twin, rtol=0, atol=0)  # to the bit, what is poisoned included
     batch, num_samples = case.batch, case.batch.num_reqs_padded * case.batch.samples_per_req
     written = dict.fromkeys(("input_ids", "positions", "row_map", "slot_mappings"), batch.num_rows)

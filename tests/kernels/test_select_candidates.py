@@ -14,8 +14,8 @@ from peagle_kernels.select_candidates import (
     Candidates,
     CandidateSelector,
     Drawing,
+    select_candidates,
     select_candidates_torch,
-    select_candidates_triton,
 )
 from tests.sampling.statistics import limited
 from tests.support.batches import KERNEL_DEVICE, POISON, moved
@@ -91,13 +91,13 @@ def strided(num_reqs: int, k: int, device: str = "cpu") -> torch.Tensor:
     return torch.full((num_reqs, k + 2), POISON, dtype=torch.int64, device=device)[:, :k]
 
 
-@pytest.mark.parametrize("fn", [select_candidates_torch, select_candidates_triton])
+@pytest.mark.parametrize("fn", [select_candidates_torch, select_candidates])
 @settings(max_examples=40, deadline=None)
 @given(**SHAPES)
 def test_drafts_and_scores_are_those_of_a_loop(fn, num_reqs: int, k: int, **shape: Any):
     candidates, selector, offsets = case(k, num_reqs, **shape)
     drafts, wanted = one_by_one(candidates, selector, offsets, k)
-    device = KERNEL_DEVICE if fn is select_candidates_triton else "cpu"
+    device = KERNEL_DEVICE if fn is select_candidates else "cpu"
     out, scores = strided(num_reqs, k, device), torch.full_like(wanted, float("nan"), device=device)
     fn(out, *moved((candidates, selector, offsets), device), scores)
     assert out.flatten().tolist() == drafts
@@ -126,7 +126,7 @@ def test_drafts_are_drawn_from_the_q_that_is_kept():
     rows = torch.arange(3, device=KERNEL_DEVICE).repeat_interleave(2)
     drawing = Drawing(draw_the_first_if_rounded, rows, rows, *tensors, use_fp64=False)
     out, scores = strided(3, 2, KERNEL_DEVICE), torch.empty_like(candidates.logits)
-    select_candidates_triton(out, candidates, selector, offsets, scores, drawing)
+    select_candidates(out, candidates, selector, offsets, scores, drawing)
     assert out.flatten().tolist() == candidates.ids[:, 0].tolist()
     assert (scores != scores.half()).any()
 
@@ -161,7 +161,7 @@ def test_drawing_leaves_the_q_of_this_step_and_nothing_else(
         positions = torch.arange(3 * k, device=KERNEL_DEVICE) + 11
         drawing = Drawing(draw_by_its_arguments, idx_mapping, positions, *tensors, use_fp64=False)
         out, scores = strided(3, k, KERNEL_DEVICE), torch.empty_like(candidates.logits)
-        select_candidates_triton(out, candidates, selector, offsets, scores, drawing)
+        select_candidates(out, candidates, selector, offsets, scores, drawing)
 
         def choose(scored: torch.Tensor, column: int, rows=rows, positions=positions, k=k) -> torch.Tensor:
             """The same from the request's own numbers; an idle request has temperature 0."""

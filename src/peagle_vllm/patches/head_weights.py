@@ -4,7 +4,6 @@ refuses weights with NaN or Inf.
 
 import functools
 
-from peagle_vllm.head_state import head_state
 from peagle_vllm.heads.config import TENSORS, vllm_name
 from peagle_vllm.heads.vocabulary import OWN_VOCAB, with_all_rows
 from peagle_vllm.patches.ledger import Patch, members
@@ -31,11 +30,10 @@ def load_weights(original, self, weights, *args, **kwargs):
         # Also where vLLM built a map to more tokens: check_pair has refused a d2t that is not the identity.
         if self.draft_id_to_target_id is None or getattr(self.config, OWN_VOCAB, None) == self.config.draft_vocab_size:
             weights = ((name, tensor) for name, tensor in weights if "d2t" not in name)
-        state = head_state(self)
-        if state.updates:
-            return state.updates.load(functools.partial(original, self, *args, **kwargs), weights)
-        places = (self.model, "embed_tokens"), (self, "lm_head")
-        state.own_modules = [(parent, name, getattr(parent, name)) for parent, name in places]
+        if updates := getattr(self, "peagle_updates", None):
+            return updates.load(functools.partial(original, self, *args, **kwargs), weights)
+        places = (self.model, "embed_tokens"), (self, "lm_head")  # of what vLLM may replace by the target's
+        self.peagle_own_modules = [(parent, name, getattr(parent, name)) for parent, name in places]
     return original(self, weights, *args, **kwargs)
 
 

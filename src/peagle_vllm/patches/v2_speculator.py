@@ -4,7 +4,6 @@ The runner gives speculators the temperatures and seeds of its sampler's states;
 for their top-k and top-p.
 """
 
-from peagle_vllm.head_state import head_state
 from peagle_vllm.lookup import prompt_lookup_min
 from peagle_vllm.patches.ledger import Patch, members
 from peagle_vllm.serving import is_peagle
@@ -62,6 +61,7 @@ def init_speculator(original, vllm_config, device, req_states, *args, **kwargs):
         # still come through pinned memory, many times faster than vLLM's own copy to a tensor on the device.
         tokens = req_states.all_token_ids
         tokens.gpu = tokens.gpu.new_zeros(tokens.gpu.shape, device=device)
+        vars(tokens).pop("_uva_buf", None)  # what it was: as much memory of the host, pinned
     return ParallelEagleSpeculator(vllm_config, device, req_states)
 
 
@@ -95,6 +95,6 @@ def _should_share(original, eagle, flag, draft, target, *args, **kwargs):
     """
     dtypes = {getattr(getattr(module, "weight", None), "dtype", module) for module in (draft, target)}
     is_own = hasattr(eagle, "mask_hidden") and getattr(eagle, flag, False)
-    if is_own and (len(dtypes) > 1 or not head_state(eagle).own_modules):
+    if is_own and (len(dtypes) > 1 or not hasattr(eagle, "peagle_own_modules")):
         return False
     return original(eagle, flag, draft, target, *args, **kwargs)

@@ -67,7 +67,6 @@ def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         del kwargs[lookup.FIELD]  # vLLM's field has no 0
     original(self, *args, **kwargs)
     if asked is not None and is_peagle_spec(self) and self.draft_model_config is not None:
-        lookup.check_lookup(asked)
         setattr(self.draft_model_config.hf_config, lookup.FIELD, asked)
 
 

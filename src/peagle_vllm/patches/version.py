@@ -12,10 +12,6 @@ UNKNOWN = "unknown"
 VERSION_LINE = re.compile(r"^__version__\s*=.*?[\"']([^\"']+)[\"']", re.MULTILINE)
 
 
-class NotVllmError(ValueError):
-    """The path holds no vLLM. One line, made to be shown as it is."""
-
-
 @dataclass(frozen=True)
 class VllmInstall:
     """One vLLM source tree: installed, unpacked, or still inside its wheel."""
@@ -44,14 +40,14 @@ def find_vllm() -> VllmInstall | None:
 
 
 def read(path: Path | str) -> VllmInstall:
-    """The vLLM at ``path``: a wheel, or a folder that holds ``vllm/``. NotVllmError where there is none."""
+    """The vLLM at ``path``: a wheel, or a folder that holds ``vllm/``. ValueError, in one line, where there is none."""
     root: Traversable = Path(path).expanduser()
     try:
         root = root if root.is_dir() else zipfile.Path(zipfile.ZipFile(Path(path).expanduser()))
     except (OSError, zipfile.BadZipFile) as error:
-        raise NotVllmError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if not _holds_vllm(root):
-        raise NotVllmError(f"{path}: no vLLM here (no vllm/__init__.py)")
+        raise ValueError(f"{path}: no vLLM here (no vllm/__init__.py)")
     return _install(root)
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from peagle_vllm.head_state import head_state
 from peagle_vllm.serving import logger, on_all_ranks
 
 MAX_LOGITS_BYTES = 512 << 20  # 1,024 requests at K = 7 and 201,088 tokens would make 2.9 GB at once
@@ -71,9 +70,8 @@ def top_candidates(
     Returns:
         [num_rows, num] int64 draft token ids, and [num_rows, num] float32 logits, or log probabilities.
     """
-    state = head_state(model)
-    if state.has_vllm_top_k is None:
-        state.has_vllm_top_k = _has_vllm_top_k(model, hidden_states[:1], num)
+    if not hasattr(model, "peagle_has_top_k"):
+        model.peagle_has_top_k = _has_vllm_top_k(model, hidden_states[:1], num)
     parts = [_best(model, part, num, log_probs) for part in _parts(model, hidden_states)]
     if len(parts) == 1:
         return parts[0]
@@ -96,7 +94,7 @@ def _parts(model: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def _best(model: Any, hidden_states: torch.Tensor, num: int, log_probs: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """[num_rows, num] draft token ids and float32 logits, or log probabilities."""
     head, processor = model.lm_head, model.logits_processor
-    if head_state(model).has_vllm_top_k:
+    if model.peagle_has_top_k:
         return processor.get_top_k_tokens(head, hidden_states, num, return_log_probs=log_probs)
     logits = processor(head, hidden_states)
     best, ids = logits.topk(num)

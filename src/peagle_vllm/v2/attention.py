@@ -1,7 +1,7 @@
 """What attention backends read of a draft batch: block tables, slots and metadata of the drafter's layers."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,19 +162,16 @@ def share_workspace(attn_groups: list[list[AttentionGroup]], target_attn_groups:
 
     FlashInfer's takes gigabytes at large ``max_num_batched_tokens``, and no profile run counts it.
     """
-    ours, theirs = (
-        [builder for groups in both for group in groups for builder in group.metadata_builders]
-        for both in (attn_groups, target_attn_groups)
-    )
 
-    def workspace(builder: Any) -> Any:
-        """None also of a composite whose builders have none."""
-        return builder._get_workspace_buffer() if hasattr(builder, "_get_workspace_buffer") else None
+    def with_workspace(groups: list[list[AttentionGroup]]) -> Iterator[tuple[Any, torch.Tensor]]:
+        for builder in (builder for some in groups for group in some for builder in group.metadata_builders):
+            # None also of a composite whose builders have none.
+            if (buffer := getattr(builder, "_get_workspace_buffer", lambda: None)()) is not None:
+                yield builder, buffer
 
-    workspaces = [buffer for buffer in map(workspace, theirs) if buffer is not None]
-    for builder in ours:
-        if workspaces and (own := workspace(builder)) is not None:
-            builder.set_workspace_buffer(max(*workspaces, own, key=torch.Tensor.numel))
+    theirs = [buffer for _, buffer in with_workspace(target_attn_groups)]
+    for builder, own in with_workspace(attn_groups) if theirs else ():
+        builder.set_workspace_buffer(max(*theirs, own, key=torch.Tensor.numel))
 
 
 def _adapt_flash_attention(builder: Any) -> None:
