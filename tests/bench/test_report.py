@@ -291,6 +291,9 @@ def test_a_failed_cell_is_a_regression(tmp_path: Path, suite: Suite) -> None:
     failed = {f"p-eagle-k7-prompts-c4-r{repeat}": "the server ended" for repeat in (1, 2)}
     before, failed["eagle-3-k3-prompts-c1-r1"] = results(tmp_path / "a", suite), "one repeat"
     changes = compare(before, results(tmp_path / "b", suite, failed=failed))
+    every = dict.fromkeys((result.cell.id for result in before.cells), "it never began")
+    none_left = compare(before, results(tmp_path / "c", suite, failed=every))
+    assert {text for change in none_left for text in change.worse} == {"failed: it never began"}
     assert {change.label: change.worse for change in changes if change.worse} == {
         HERE: ["failed: the server ended"],
         "EAGLE-3 K=3, prompts, c=1": ["0 repeats failed before, 1 now"],

@@ -143,8 +143,13 @@ def test_tune_ends_with_a_config_and_the_measured_gain(prompts: Path, elsewhere:
     assert (elsewhere / "log").read_text().count("measured") == 18, "a cell was measured again"
     prompts.write_text("Another one, and a third.\nYes.\n")
     assert "was begun with other prompts (prompts); name another" in run(*command).stderr
-    (elsewhere / SWEEP / "sweep.json").unlink()  # a suite without results is somebody's, too
-    assert "holds a suite or results of other options" in only_line(run(*command[:-2]))
+    suite, sweep = elsewhere / SWEEP / "suite.yaml", elsewhere / SWEEP / "sweep.json"
+    for gone, left in ((suite, sweep), (sweep, suite)):  # one alone is somebody's, too
+        text = gone.read_text()
+        gone.unlink()
+        assert "holds a suite or results of other options" in only_line(run(*command[:-2]))
+        assert left.exists() and not gone.exists()
+        gone.write_text(text)
 
 
 def test_the_suite(prompts: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +180,7 @@ def test_bad_input_is_one_line(prompts: Path, elsewhere: Path) -> None:
 
     assert "--serve: No closing quotation" in line(*PAIR, "--serve", "--dtype 'x")
     assert "nowhere is not a folder" in line("nowhere", PEAGLE)
+    assert f"{PEAGLE} is a head, not a target; name the served model" in line(PEAGLE, TARGET)
     assert "nowhere cannot be read (No such file or" in only_line(run("tune", *PAIR, "--prompts", "nowhere"))
     ran = run("tune", TARGET, EAGLE3, "--prompts", prompts)
     assert ran.exit_code == 1 and ran.stderr.startswith("error: ") and len(ran.stderr.splitlines()) == 1

@@ -92,7 +92,7 @@ def test_a_plain_model_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(check_weights, "read_tensor", None)
     ran = run("inspect", TARGET)
     assert (ran.exit_code, ran.stderr) == (1, "")
-    assert f"unfit    {TARGET} is a target, not a head; name a head, and this model as --target" in ran.stdout
+    assert f"unfit    {TARGET} is a target, not a head; name a head, and this model as the target" in ran.stdout
     config = json.loads((TARGET / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "with pictures", "text_config": config}))
     assert f"{tmp_path} is a target, not a head" in only_line(run("inspect", tmp_path))
@@ -100,8 +100,11 @@ def test_a_plain_model_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path):
     config = tmp_path / "config.json"
-    config.write_text("{")
-    assert "config.json is not valid JSON" in only_line(run("inspect", tmp_path))
+    for content in (b"{", "{}".encode("utf-16"), "{}".encode("utf-8-sig")):  # vLLM reads none of them
+        config.write_bytes(content)
+        assert "config.json is not valid JSON" in only_line(run("inspect", tmp_path))
+    for command in (["inspect", config], ["inspect", PEAGLE, "--target", config]):
+        assert f"{config} is a file; name its folder" in only_line(run(*command))
     config.write_text("{}")
     line = only_line(run("inspect", PEAGLE, "--target", tmp_path))
     assert line == f"peagle-vllm: target: hidden_size is missing: {config}; add it"

@@ -135,12 +135,22 @@ def test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are(file: Path
         ("head: {aux_layers: [2, 99]}", r"aux_layers: is \[2, 99\]; name some of 0 to 7"),
         ("head: {aux_layers: [5, 2]}", r"is \[5, 2\]; name some of 0 to 7, ascending"),
         ("head: {init: ./typo}", "^/.*/typo is not a folder"),
+        ("selector: true", ":[0-9]+: selector: is no mapping; {} takes the defaults"),
     ],
 )
 def test_what_training_would_refuse_is_refused_before_the_first_step(file: Path, settings: str, says: str) -> None:
     with pytest.raises((HeadError, ToolError), match=says):
         end(written(file.parent, 8, settings))
     assert end(written(file.parent, 8)) == NAMES  # nothing was begun
+
+
+@pytest.mark.parametrize(("key", "name"), [("prompts", "prompts.jsonl"), ("apart_from", "data/x.jsonl")])
+def test_prompts_that_a_step_would_write_over_are_refused(tmp_path: Path, key: str, name: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / name).write_text('{"prompt": "x"}\n')
+    (tmp_path / "peagle.yaml").write_text(f"target: {TARGET}\nfolder: .\ndata: {{{key}: [{name}]}}\n")
+    with pytest.raises(ToolError, match=f"folder: its {name.split('/')[0]} is written and removed by steps; name"):
+        read_config(tmp_path / "peagle.yaml")
 
 
 def test_a_folder_elsewhere_is_unlinked(file: Path) -> None:

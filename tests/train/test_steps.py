@@ -55,7 +55,7 @@ def test_only_what_systems_and_users_said_is_kept(tmp_path: Path) -> None:
     assert sorted([message["content"] for message in line["messages"]] for line in lines) == [contents, ["Do it."]]
     assert [line["id"] for line in lines] == sorted({line["id"] for line in lines})
     assert dict(+Counter(report["rows"])) == {"rows": 4, "duplicates": 1, "kept": 2}
-    reason = 'has no text as "prompt" and no turns as "messages", but "id"'
+    reason = 'has no text as "prompt" and no list of turns as "messages", but "id"'
     assert report["unusable rows"] == {reason: f"1, first {tmp_path / 'source.jsonl'}:4"}
 
 
@@ -143,8 +143,10 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     """One that was cut off at the end is left out."""
     file = tmp_path / "prompts.jsonl"
-    file.write_text('{"a": 1}\n{"a": ')
-    assert list(read_lines(file)) == [{"a": 1}]
+    file.write_text('{"a": 1}\n\n{"a": ')
+    assert list(read_lines(file, needs="a")) == [{"a": 1}]
+    with pytest.raises(ToolError, match=f"^{file}:1: has no b, which the step before writes; correct or remove"):
+        list(read_lines(file, needs="ab"))
     file.write_text('{"a": 1}\n{a: 1}\n')
     with pytest.raises(ToolError, match=f"^{file}:2: is no JSON .*; correct or remove that line$"):
         list(read_lines(file))
@@ -317,6 +319,10 @@ def test_nothing_is_learned_of_held_out_conversations(tmp_path: Path) -> None:
     write_lines(answers_of(config), rows[:2])
     with pytest.raises(ToolError, match="2 answers are too few: 1 are held out; add prompts"):
         steps.data(config)
+    config.data_folder.mkdir()  # somebody's own
+    with pytest.raises(ToolError, match="data is there and no data of speculators; name another folder"):
+        steps.data(config)
+    config.data_folder.rmdir()
     full = {"primary_id": "c", "input_ids": [6, 7, 8], "loss_mask": [0, 1, 1], "finish_reason": "length"}
     write_lines(answers_of(config), [full, *rows])  # the context ended it, and vLLM takes no prompt as long
     full_disk = patch.object(ArrowWriter, "write", side_effect=OSError(errno.ENOSPC, "No space left on device"))

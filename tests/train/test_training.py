@@ -295,7 +295,8 @@ REFUSED = {
     "a ratio above 1": ({"speculators": {"scheduler_warmup_ratio": 2.0}}, "scheduler_warmup_ratio: is 2.0, and has"),
     "more drafts than tokens": ({"head": {"draft_vocab": 1000}}, "head.draft_vocab: 1000 are more than the target's"),
     "a quantized output matrix": (quantize_lm_head, r"its lm_head is quantized \(lm_head.weight_scale\), which"),
-    "its logger": ({"speculators": {"logger": "tensorboard"}}, "logger: tensorboard is not installed; pip install"),
+    "its logger": ({"speculators": {"logger": " tensorboard"}}, "logger: tensorboard is not installed; pip install"),
+    "no logger": ({"speculators": {"logger": "json"}}, "speculators.logger: 'json' is none of tensorboard, wandb, tra"),
 }
 
 

@@ -78,7 +78,7 @@ def tune(
         except ValidationError as error:
             fail(f"--serve: {error.errors()[0]['msg'].removeprefix('Value error, ')}")
         file, text = folder / "suite.yaml", HEADER + yaml.safe_dump(written, sort_keys=False)
-        if file.exists() and file.read_text() != text:
+        if file.read_text() != text if file.exists() else (folder / "sweep.json").exists():
             raise ToolError(f"{folder} holds a suite or results of other options; name another folder with --results")
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(file, text)

@@ -88,7 +88,7 @@ def _turns(row: dict[str, Any]) -> list[Any]:
             added = [part for part in more if isinstance(part, str) and part.strip()]
             return [{"role": "user", "content": "\n\n".join([text, *added]) if added else text}]
     names = ", ".join(f'"{key}"' for key in list(row)[:6]) or "nothing"
-    raise UnusableRow(f'has no text as "prompt" and no turns as "messages", but {names}', "write one of them")
+    raise UnusableRow(f'has no text as "prompt" and no list of turns as "messages", but {names}', "write one of them")
 
 
 def _role(turn: dict[str, Any]) -> Any:

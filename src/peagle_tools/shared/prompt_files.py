@@ -59,7 +59,7 @@ def read_rows(path: Path) -> Iterator[Row]:
             if line.strip():
                 yield place, json.loads(line) if is_object else line
         except (ValueError, RecursionError):
-            fix = 'write {"prompt": "..."}, or name a file of texts .txt'
+            fix = 'write {"prompt": "..."} in one line' + ", or name a file of texts .txt" * is_json
             raise ToolError(f"{place} is not valid JSON; {fix}") from None
 
 

@@ -9,18 +9,22 @@ from peagle_tools.shared.atomic_files import write_whole
 from peagle_tools.shared.errors import ToolError
 
 
-def read_lines(file: Path, must_exist: bool = True) -> Iterator[dict[str, Any]]:
+def read_lines(file: Path, must_exist: bool = True, needs: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
     """The rows of a file, none of one that need not exist; a last line that was cut off is left out.
 
-    ToolError where it cannot be read, or a line is no JSON.
+    ToolError where it cannot be read, or a line is no JSON object that has what it ``needs``.
     """
     if not must_exist and not file.exists():
         return
     try:
         with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):  # noqa: B007  used below
-                if line.endswith(b"\n"):
-                    yield json.loads(line)
+            for number, line in enumerate(lines, 1):
+                if line.endswith(b"\n") and line.strip():
+                    row = json.loads(line)
+                    if missing := [key for key in needs if key not in row]:
+                        what = f"has no {', '.join(missing)}, which the step before writes"
+                        raise ToolError(f"{file}:{number}: {what}; correct or remove that line")
+                    yield row
     except OSError as error:
         raise ToolError(f"{file}: cannot be read ({error.strerror}); the step before makes it") from None
     except ValueError as error:

@@ -5,9 +5,9 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, HttpUrl, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, HttpUrl, ValidationInfo, field_validator, model_validator
 
 from peagle_tools.shared.checked_yaml import Strict, read_yaml
 from peagle_tools.shared.errors import ToolError
@@ -134,6 +134,14 @@ class Config(Strict):
             which = "which does not say how hidden states are stored"
             raise ValueError(f"dtype is {dtype!r}, {which}: {', '.join(DTYPES)}")
         return value
+
+    @model_validator(mode="after")
+    def _prompts_are_not_overwritten(self) -> Self:
+        for name in (*self.data.prompts, *self.data.apart_from):
+            for step in ("prompts.jsonl", "prompts.sampled.jsonl", "answers.jsonl", "data", "checkpoints"):
+                if Path(name).is_relative_to(self.run / step):
+                    raise ValueError(f"folder: its {step} is written and removed by steps; name another folder")
+        return self
 
     @property
     def run(self) -> Path:

@@ -53,10 +53,10 @@ def answers(config: Config) -> str:
     prompts have no answer yet.
     """
     prompts, file = config.run / "prompts.jsonl", config.run / "answers.jsonl"
-    order = {row["id"]: number for number, row in enumerate(read_lines(prompts))}
+    order = {row["id"]: number for number, row in enumerate(read_lines(prompts, needs=["id"]))}
     if len(order) <= config.data.held_out:
         raise ToolError(f"{prompts}: {len(order)} prompts, of which {config.data.held_out} are held out; add prompts")
-    done = [row["primary_id"] for row in read_lines(file, must_exist=False)]
+    done = [row["primary_id"] for row in read_lines(file, must_exist=False, needs=["primary_id"])]
     if unknown := set(done) - set(order):
         which = f"{len(unknown)} of its prompts are not in {prompts}"
         raise ToolError(f"{file}: {which}; remove it, or put these prompts back")
@@ -123,9 +123,12 @@ def data(config: Config) -> str:
     from speculators.train.vocab_mapping import save_token_frequency_distribution
 
     if config.data_folder.exists():
+        if not (config.data_folder / "dataset_info.json").exists():
+            raise ToolError(f"{config.data_folder} is there and no data of speculators; name another folder")
         return f"{config.data_folder} is there and kept; remove it to make it again, or `train pipeline --from data`"
     file, num_held = config.run / "answers.jsonl", config.data.held_out
-    are_finished = ["metadata" not in row for row in read_lines(file)]
+    needs = "primary_id", "input_ids", "loss_mask"
+    are_finished = ["metadata" not in row for row in read_lines(file, needs=needs)]
     if not all(are_finished):
         raise ToolError(f"{file}: is not finished; `peagle-vllm train answers` continues it")
 

@@ -33,6 +33,7 @@ from peagle_vllm.heads.target import find_token, read_target, read_tokens, speci
 REFUSED = ["fsdp_shard", "gradient_checkpointing", "hidden_states_backend", "checkpoint_freq", "max_steps", "save_best"]
 REFUSED += ["train_data_ratio", "draft_config", "from_pretrained", "sliding_window", "draft_hidden_act", "dry_run"]
 REFUSED += ["no_resume_from_checkpoint"]
+LOGGERS = "tensorboard", "wandb", "trackio", "mlflow"
 
 
 def run(config: Config) -> str:
@@ -155,7 +156,9 @@ def to_options(config: Config) -> TrainConfig:
         raise ToolError(f"head.draft_vocab: {head.draft_vocab} are more than the target's {size} tokens; lower it")
     if head.init not in (None, "target"):
         warm_start.check_init(config)
-    for name in filter(None, (options.logging.logger or "").split(",")):
+    for name in filter(None, map(str.strip, (options.logging.logger or "").split(","))):
+        if name not in LOGGERS:
+            raise ToolError(f"speculators.logger: {name!r} is none of {', '.join(LOGGERS)}")
         if not find_spec(name):
             raise ToolError(f"speculators.logger: {name} is not installed; pip install {name}, or leave it out")
     return options

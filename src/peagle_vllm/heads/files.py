@@ -68,6 +68,8 @@ def find(model: str, revision: str | None = None) -> Path | HeadFiles:
     try:
         if Path(model).is_dir():
             return Path(model)
+        if Path(model).exists():
+            raise HeadError(f"{model} is a file; name its folder")
         import huggingface_hub as hub
         from huggingface_hub import constants
 
@@ -138,7 +140,7 @@ def read_json(path: Path) -> dict[str, Any]:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_JSON:
             raise ValueError(f"it is no regular file of at most {MAX_JSON >> 20} MB")
-        content = json.loads(path.read_bytes())
+        content = json.loads(path.read_text("utf-8"))  # json guesses an encoding of bytes; vLLM does not
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}, no JSON object")
     except OSError as error:

@@ -16,7 +16,7 @@ from peagle_vllm.heads import config as configs
 from peagle_vllm.heads import files
 from peagle_vllm.heads.files import INTEGERS, NUMPY, HeadError, HeadFiles, TensorInfo
 
-NO_HEAD = "is a target, not a head; name a head, and this model as --target"
+NO_HEAD = "is a target, not a head; name a head, and this model as the target"
 AGAIN = "take the head's weights from their source again"
 
 

@@ -42,6 +42,8 @@ def read_target(model: str) -> Target:
     """Read the sizes of a target, from a folder, the hub's cache or the hub. HeadError where one is missing."""
     try:
         config, file = read_json(_path(model, "config.json")), f"{model}/config.json"
+        if "speculators_model_type" in config:
+            raise HeadError(f"{model} is a head, not a target; name the served model")
         nested = config.get("text_config") or config.get("llm_config")
         text = nested if isinstance(nested, dict) else config
         if SIZES - text.keys():  # those of LLaVA and Gemma 3 are their classes' defaults
@@ -100,6 +102,8 @@ def special_tokens(tokens: dict[int, Token]) -> list[Token]:
 def _path(model: str, file: str) -> Path:
     if Path(model).is_dir():
         return Path(model) / file
+    if Path(model).exists():
+        raise HeadError(f"{model} is a file; name its folder")
     try:
         import huggingface_hub as hub
 
