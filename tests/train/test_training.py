@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, patch
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -202,8 +203,8 @@ def test_a_full_disk_loses_one_interval(undisturbed: Any, tmp_path: Path, monkey
     assert result(file) == undisturbed[1]
 
 
-def test_a_signal_to_the_whole_group_saves_the_step(tmp_path: Path) -> None:
-    """Ctrl+C in a terminal, or torchrun's SIGTERM: processes that load documents stay."""
+def test_a_signal_to_every_process_saves_the_step(tmp_path: Path) -> None:
+    """Ctrl+C in a terminal, or a scheduler's SIGTERM: processes that load documents stay."""
     many = {"optimizer": {"steps": 10_000}, "every": {"checkpoint": 10_000, "replay": 10_000}}
     file = toy_run(tmp_path / "run", speculators={"num_workers": 2}, **many)
     command = [sys.executable, "-m", "peagle_tools.cli", "train", "run", str(file)]
@@ -212,7 +213,8 @@ def test_a_signal_to_the_whole_group_saves_the_step(tmp_path: Path) -> None:
     while not log.exists() or len(log.read_text().splitlines()) < 9:
         assert process.poll() is None
         time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGTERM)
+    for each in (*psutil.Process(process.pid).children(recursive=True), process):
+        each.send_signal(signal.SIGTERM)
     assert process.wait(60) == 75 and len(saved_steps(file)) == 1
 
 

@@ -74,6 +74,8 @@ def in_process(task: Callable[..., Any], *args: Any) -> Any:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine in that process
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # our own hooks go to vLLM's workers
+    # Training has imported torch before vLLM: processes forked from here cannot use a GPU.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     context, ends = get_context("spawn"), processes.end_with_parent
     with ProcessPoolExecutor(1, mp_context=context, initializer=ends, initargs=(os.getpid(),)) as pool:
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from speculators.train.checkpointer import SingleGPUCheckpointer, convert_float_dtype, patch_config_dtype
@@ -77,6 +78,8 @@ class Checkpoints(SingleGPUCheckpointer):
                 self.save_scheduler_state_dict(schedulers, begun.name)
             if get_rank() == 0:
                 self._finish(begun, state)
+            if dist.is_initialized():
+                dist.barrier()  # one that ends before has torchrun end the others
         except (OSError, RuntimeError, SafetensorError) as error:
             shutil.rmtree(begun, ignore_errors=True)
             kept = f"; step-{self.steps()[-1]} is there" if self.steps() else ""

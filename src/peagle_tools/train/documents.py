@@ -3,8 +3,9 @@
 import gc
 import json
 import os
+import signal
+import threading
 from argparse import Namespace
-from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -63,15 +64,24 @@ def loaders(config: Config, args: Namespace, head: Any) -> tuple[DataLoader, Dat
     pair = dataloader.create_train_val_loaders(**{name: options[name] for name in names if name in options})
     for loader in pair:
         loader.pin_memory = config.data.states == "files"
-        loader.worker_init_fn = partial(own_group, loader.worker_init_fn)
+        loader.worker_init_fn = _stay  # the library's would begin CUDA in each
     return pair
 
 
-def own_group(begin: Callable[[int], None] | None, number: int) -> None:
-    """Of a loading process: a signal to the run's group, such as Ctrl+C, leaves it there while the step is saved."""
-    os.setpgid(0, 0)
-    if begin:
-        begin(number)
+def _stay(number: int) -> None:
+    """Of a loading process: a signal to all of a run's processes, such as Ctrl+C, leaves it while the step is saved.
+
+    Only the trainer ends it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # also of the threads that begin after this
+
+    def end_with_trainer() -> None:
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+    threading.Thread(target=end_with_trainer, daemon=True).start()
 
 
 def take_states(config: Config, rows: Dataset) -> None:

@@ -90,6 +90,7 @@ class Trainer(library.Trainer):
             what = f"the loss or its gradient is no number, with {rows} of the data"
             raise ToolError(f"step {self.global_step + 1}: {what}; {kept}. {remedy}")
         super()._optimizers_step()
+        self._optimizers_zero_grad()  # the library does it once forward has run, which most of a step's memory is for
 
     def _after_step(self) -> None:
         self.local_step += 1
@@ -132,11 +133,12 @@ class Trainer(library.Trainer):
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """The first SIGTERM or SIGINT stops the run at its next step, the second one at once."""
+        """The first SIGTERM or SIGINT stops the run at its next step; of one process, the second one at once."""
 
         def stop(number: int, _: Any) -> None:
             self.stopping = True
-            signal.signal(number, before[number])
+            if not self.is_distributed:  # torchrun passes on what all processes got already
+                signal.signal(number, before[number])
 
         before: dict[int, Any] = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:

@@ -72,6 +72,8 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     head.embed_tokens.weight.requires_grad_(head.config.embed_requires_grad)
     if config.selector:
         head.candidate_selector = new_selector(head, config.selector.rank, config.head.init)
+    # Autocast would cast it in each chunk, since it needs no gradient.
+    head.verifier_lm_head.to(getattr(torch, config.step.dtype))
     batches = loaders(config, args, head)
     total = config.optimizer.steps or sum(_num_batches(batches[0], epoch) for epoch in range(args.epochs))
     call, _ = PEagleDraftModel.get_trainer_kwargs(**vars(args))
