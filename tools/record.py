@@ -36,7 +36,9 @@ def main() -> None:
     if not install.minor[:1].isdigit():
         sys.exit(f"{install.root}: a vLLM of unknown version cannot be recorded")
     recorded = record(install, load_recorded())
-    print(f"{install.label}: {len(recorded[install.minor][install.label])} definitions")
+    there = recorded[install.minor][install.label]
+    absent = [item.key for patch in all_patches() for item in patch.definitions if item.key not in there]
+    print(f"{install.label}: {len(there)} definitions; not there, so each patch has to do without: {absent or 'none'}")
     FILE.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ whose user accepts that they differ. No engine, no weights.
 import json
 import pickle
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,7 +18,7 @@ import torch
 
 from peagle_vllm import lookup, patches, plugin
 from peagle_vllm.lookup import prompt_lookup_min
-from peagle_vllm.patches import drafter_limit, fingerprint, head_weights, validation
+from peagle_vllm.patches import drafter_limit, fingerprint, head_config, head_weights, validation
 from peagle_vllm.patches.ledger import Definition
 from peagle_vllm.patches.source import Source
 from peagle_vllm.serving import RefusedError, is_peagle
@@ -162,6 +163,11 @@ def test_a_bad_schedule(target: Path, head: Path, schedule: list):
     assert configure(target, head, num_speculative_tokens_per_batch_size=[[1, 8, 3], [9, 64, 1]])
     line = refusal(target, head, num_speculative_tokens_per_batch_size=schedule)
     assert "num_speculative_tokens_per_batch_size is [" in line and line.endswith("from 1 on")
+
+
+def test_a_config_that_vllm_read_by_itself(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(head_config, "serving", lambda *_: nullcontext())
+    assert "did not read the head's config through peagle-vllm" in refusal(target, head)
 
 
 def test_the_method_by_its_name(target: Path, head: Path):

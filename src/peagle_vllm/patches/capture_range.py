@@ -42,9 +42,10 @@ def extended_sizes(sizes: list[int], num_k: int, max_num_seqs: int, max_num_toke
 def _set_cudagraph_sizes(original, self, *args, **kwargs):
     """Mark the configurations whose sizes may grow."""
     config = self.compilation_config
-    chosen_by_user = config.cudagraph_capture_sizes is not None or config.max_cudagraph_capture_size is not None
+    may_grow = is_peagle(self) and not self.use_v2_model_runner
+    may_grow = may_grow and config.cudagraph_capture_sizes is None and config.max_cudagraph_capture_size is None
     original(self, *args, **kwargs)
-    if not chosen_by_user and is_peagle(self) and not self.use_v2_model_runner:
+    if may_grow:
         setattr(config, MARK, True)
 
 
@@ -54,9 +55,8 @@ def initialize_cudagraph_keys(original, self, *args, **kwargs):
     from vllm.config import CUDAGraphMode
 
     config = self.vllm_config.compilation_config
-    sizes = config.cudagraph_capture_sizes
-    has_pieces = config.cudagraph_mode.mixed_mode() == CUDAGraphMode.PIECEWISE
-    if not getattr(config, MARK, False) or not sizes or not has_pieces:
+    sizes = getattr(config, MARK, False) and config.cudagraph_capture_sizes
+    if not sizes or config.cudagraph_mode.mixed_mode() != CUDAGraphMode.PIECEWISE:
         return original(self, *args, **kwargs)
     scheduler, num_k = self.vllm_config.scheduler_config, self.vllm_config.num_speculative_tokens
     extended = extended_sizes(sizes, num_k, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)

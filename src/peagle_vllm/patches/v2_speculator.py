@@ -43,7 +43,12 @@ PATCH = Patch(
         ),
         "vllm.v1.attention.backends.flash_attn": ("FlashAttentionMetadataBuilder.__init__",),
         # The noise that drafts are drawn with, as in sample_draft.
-        "vllm.v1.worker.gpu.sample.gumbel": ("gumbel_noised_argmax", "spec_step_seed"),
+        "vllm.v1.worker.gpu.sample.gumbel": ("gumbel_noised_argmax", "gumbel_block_argmax", "spec_step_seed"),
+        # What verifies drawn drafts divides draft_logits by the temperature.
+        "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils": (
+            *("_compute_global_logprobs_and_logsumexp", "_compute_local_logits_stats_kernel"),
+            *("_compute_local_residual_mass_kernel", "_resample_kernel", "rejection_sample"),
+        ),
     },
 )
 
@@ -61,7 +66,6 @@ def init_speculator(original, vllm_config, device, req_states, *args, **kwargs):
         # still come through pinned memory, many times faster than vLLM's own copy to a tensor on the device.
         tokens = req_states.all_token_ids
         tokens.gpu = tokens.gpu.new_zeros(tokens.gpu.shape, device=device)
-        vars(tokens).pop("_uva_buf", None)  # what it was: as much memory of the host, pinned
     return ParallelEagleSpeculator(vllm_config, device, req_states)
 
 
@@ -79,9 +83,10 @@ def get_grammar_bitmask(original, self, scheduler_output, *args, **kwargs):
 
     vLLM would end before it and sample from the target alone, which favours the tokens that the head draws often.
     """
-    grammar, refused = original(self, scheduler_output, *args, **kwargs), scheduler_output.num_invalid_spec_tokens
-    config = self.vllm_config
-    if grammar and refused and is_peagle(config) and config.speculative_config.draft_sample_method == "probabilistic":
+    grammar, config = original(self, scheduler_output, *args, **kwargs), self.vllm_config
+    if not grammar or not is_peagle(config) or config.speculative_config.draft_sample_method != "probabilistic":
+        return grammar
+    if refused := scheduler_output.num_invalid_spec_tokens:
         numbers = zip(grammar.structured_output_request_ids, grammar.num_acceptable_drafts, strict=True)
         grammar.num_acceptable_drafts = [number + (req_id in refused) for req_id, number in numbers]
     return grammar

@@ -18,7 +18,7 @@ from peagle_vllm.heads.rope import TRAINED_LENGTH
 from peagle_vllm.heads.target import Target
 from peagle_vllm.heads.vocabulary import OWN_VOCAB
 from peagle_vllm.patches import head_config
-from peagle_vllm.patches.ledger import Patch
+from peagle_vllm.patches.ledger import Patch, members
 from peagle_vllm.serving import RefusedError, is_peagle, is_peagle_spec, on_vllm_platform, warn_once
 
 _find = functools.lru_cache(maxsize=8)(find)  # vLLM builds its configuration several times a start
@@ -31,7 +31,7 @@ PATCH = Patch(
     name="validation",
     runner="both",
     depends_on={
-        "vllm.config.speculative": ("SpeculativeConfig.__post_init__(...)",),
+        "vllm.config.speculative": members("SpeculativeConfig", "__post_init__(...) parallel_drafting(...)"),
         "vllm.config.vllm": ("VllmConfig.__post_init__(...)",),
         "vllm.v1.engine.input_processor": ("InputProcessor.process_inputs(...)",),
         # Reads the aux layers that _give_config names.
@@ -299,4 +299,6 @@ def _head_config(head: Head, spec: "SpeculativeConfig") -> Iterator[None]:
                 raise  # not about the head's config
             what = f"vLLM cannot take the head's config ({one_line(error)})"
             raise RefusedError(f"{what}: {head.config_file}; correct it, or the speculative config") from error
+    if not hasattr(spec.draft_model_config.hf_config, TENSORS):
+        raise RefusedError("this vLLM did not read the head's config through peagle-vllm: another vLLM is needed")
     spec.draft_model_config.config_format = spec.target_model_config.config_format

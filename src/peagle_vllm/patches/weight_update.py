@@ -32,7 +32,8 @@ def _set_draft_weight_update_target(original, self, *args, **kwargs):
 
 @PATCH.wraps("vllm.v1.worker.gpu_worker", "Worker._start_weight_update")
 def _start_weight_update(original, self, *args, **kwargs):
-    with nullcontext() if self._weight_update_active else _failing(self):  # another update goes on
+    is_first = is_peagle(self.vllm_config) and not self._weight_update_active  # else another update goes on
+    with _failing(self) if is_first else nullcontext():
         return original(self, *args, **kwargs)
 
 
