@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 case ${1:-} in ""|-*) set -- "${TARGET:-real}" "$@" ;; esac
 pair=$1
-[ -f "examples/pairs/$pair.yaml" ] || { echo "$0: no pair $pair; there are:" $(ls examples/pairs) >&2; exit 2; }
+[ -f "examples/pairs/$pair.yaml" ] || { echo "$0: no pair $pair; there are:" $(basename -s .yaml examples/pairs/*) >&2; exit 2; }
 if [ "$pair" = real ] && [ ! -d .cache/real-target ]; then
   echo "examples/serve.sh: .cache/real-target is not there: run \`make real-target\`, or serve the tiny pair: $0 tiny" >&2
   exit 2

@@ -135,7 +135,7 @@ def test_the_steps_dtype_leaves_answers_and_hidden_states_as_they_are(file: Path
         ("head: {aux_layers: [2, 99]}", r"aux_layers: is \[2, 99\]; name some of 0 to 7"),
         ("head: {aux_layers: [5, 2]}", r"is \[5, 2\]; name some of 0 to 7, ascending"),
         ("head: {init: ./typo}", "^/.*/typo is not a folder"),
-        ("selector: true", ":[0-9]+: selector: is no mapping; {} takes the defaults"),
+        ("selector: true", ":[0-9]+: selector: is no mapping of keys to values"),
     ],
 )
 def test_what_training_would_refuse_is_refused_before_the_first_step(file: Path, settings: str, says: str) -> None:
@@ -144,7 +144,7 @@ def test_what_training_would_refuse_is_refused_before_the_first_step(file: Path,
     assert end(written(file.parent, 8)) == NAMES  # nothing was begun
 
 
-@pytest.mark.parametrize(("key", "name"), [("prompts", "prompts.jsonl"), ("apart_from", "data/x.jsonl")])
+@pytest.mark.parametrize(("key", "name"), [("prompts", "log.jsonl"), ("apart_from", "data/x.jsonl")])
 def test_prompts_that_a_step_would_write_over_are_refused(tmp_path: Path, key: str, name: str) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / name).write_text('{"prompt": "x"}\n')

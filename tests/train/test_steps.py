@@ -145,8 +145,10 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"a": 1}\n\n{"a": ')
     assert list(read_lines(file, needs="a")) == [{"a": 1}]
-    with pytest.raises(ToolError, match=f"^{file}:1: has no b, which the step before writes; correct or remove"):
-        list(read_lines(file, needs="ab"))
+    for line, missing in (('{"a": 1}', "b"), ('["a", "b"]', "a, b"), ("7", "a, b")):
+        file.write_text(line + "\n")
+        with pytest.raises(ToolError, match=f"^{file}:1: has no {missing}; correct or remove that line$"):
+            list(read_lines(file, needs="ab"))
     file.write_text('{"a": 1}\n{a: 1}\n')
     with pytest.raises(ToolError, match=f"^{file}:2: is no JSON .*; correct or remove that line$"):
         list(read_lines(file))
@@ -335,7 +337,7 @@ def test_nothing_is_learned_of_held_out_conversations(tmp_path: Path) -> None:
 def test_answers_to_prompts_that_are_gone_are_refused(tmp_path: Path) -> None:
     config = Config(target=str(TARGET), folder=str(tmp_path), data=Data(held_out=1))
     write_lines(tmp_path / "prompts.jsonl", [{"id": key, "messages": []} for key in "ab"])
-    write_lines(answers_of(config), [{"primary_id": key} for key in "bc"])
+    write_lines(answers_of(config), [{"primary_id": key, "id": key} for key in "bc"])
     with pytest.raises(ToolError, match=r"answers.jsonl: 1 of its prompts are not in .*prompts.jsonl; remove it, or"):
         steps.answers(config)
 

@@ -65,7 +65,7 @@ def _mistake(root: yaml.Node, what: str, item: Any) -> tuple[int, str]:
     elif item["type"] == "missing":
         message = "is missing"
     elif item["type"] == "model_type":
-        message = "is no mapping; {} takes the defaults"
+        message = "is no mapping of keys to values"
     elif item["type"] == "string_type" and isinstance(item["input"], bool | int | float):
         message = f"is {item['input']!r}; write it in quotes"
     return _line(root, path), f"{'.'.join(map(str, path)) or what}: {message}"

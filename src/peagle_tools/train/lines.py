@@ -12,7 +12,7 @@ from peagle_tools.shared.errors import ToolError
 def read_lines(file: Path, must_exist: bool = True, needs: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
     """The rows of a file, none of one that need not exist; a last line that was cut off is left out.
 
-    ToolError where it cannot be read, or a line is no JSON object that has what it ``needs``.
+    ToolError where it cannot be read, or a line is no JSON object with the keys that it ``needs``.
     """
     if not must_exist and not file.exists():
         return
@@ -21,8 +21,8 @@ def read_lines(file: Path, must_exist: bool = True, needs: Iterable[str] = ()) -
             for number, line in enumerate(lines, 1):
                 if line.endswith(b"\n") and line.strip():
                     row = json.loads(line)
-                    if missing := [key for key in needs if key not in row]:
-                        what = f"has no {', '.join(missing)}, which the step before writes"
+                    if missing := [key for key in needs if not isinstance(row, dict) or key not in row]:
+                        what = f"has no {', '.join(missing)}"
                         raise ToolError(f"{file}:{number}: {what}; correct or remove that line")
                     yield row
     except OSError as error:

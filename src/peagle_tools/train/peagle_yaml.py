@@ -137,10 +137,11 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _prompts_are_not_overwritten(self) -> Self:
-        for name in (*self.data.prompts, *self.data.apart_from):
-            for step in ("prompts.jsonl", "prompts.sampled.jsonl", "answers.jsonl", "data", "checkpoints"):
-                if Path(name).is_relative_to(self.run / step):
-                    raise ValueError(f"folder: its {step} is written and removed by steps; name another folder")
+        from peagle_tools.train.pipeline import STEPS  # which imports this
+
+        for written in (name for _, names in STEPS.values() for name in names):
+            if any(Path(name).is_relative_to(self.run / written) for name in self.data.prompts + self.data.apart_from):
+                raise ValueError(f"folder: its {written} is written and removed by steps; name another folder")
         return self
 
     @property

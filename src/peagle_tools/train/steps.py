@@ -56,7 +56,7 @@ def answers(config: Config) -> str:
     order = {row["id"]: number for number, row in enumerate(read_lines(prompts, needs=["id"]))}
     if len(order) <= config.data.held_out:
         raise ToolError(f"{prompts}: {len(order)} prompts, of which {config.data.held_out} are held out; add prompts")
-    done = [row["primary_id"] for row in read_lines(file, must_exist=False, needs=["primary_id"])]
+    done = [row["primary_id"] for row in read_lines(file, must_exist=False, needs=["primary_id", "id"])]
     if unknown := set(done) - set(order):
         which = f"{len(unknown)} of its prompts are not in {prompts}"
         raise ToolError(f"{file}: {which}; remove it, or put these prompts back")
@@ -71,7 +71,7 @@ def answers(config: Config) -> str:
     # As lines, which take less memory than rows.
     lines = sorted(file.read_bytes().splitlines(), key=place)
     write_lines(file, (_plain(json.loads(line)) for line in lines))
-    ends = Counter(row["finish_reason"] for row in read_lines(file))
+    ends = Counter(row.get("finish_reason") for row in read_lines(file))
     cut = f"{ends['length']} of them ended by max_tokens, {ends['repetition']} where they loop"
     counts = f"{ends.total()} answers to {len(order) - refused} prompts, {cut}"
     return f"{counts}; {refused} prompts refused or answered with nothing, see answers.errors.jsonl"
