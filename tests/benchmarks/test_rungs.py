@@ -262,11 +262,7 @@ def test_parts_keep_what_they_finish(on_gpu: dict[str, Any]) -> None:
 
 
 def test_what_rung_1_would_run_on_a_gpu(on_gpu: dict[str, Any]) -> None:
-    """Every engine whose drafts are compared checks for waits, none that is timed.
-
-    Of 430 seconds, the first engine is still measured where another part hangs, and no three engines start at the same
-    time.
-    """
+    """Every engine whose drafts are compared checks for waits, none that is timed, nor three at once."""
     groups = on_gpu["groups"]["1"]
     parts = [*itertools.chain(*groups)]
     for part in parts:

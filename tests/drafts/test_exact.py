@@ -42,12 +42,7 @@ class Runner:
         self.known: dict[str, dict[str, Finished]] = {}  # answers, by target
 
     def run(self, cell: Cell, waves: Iterable[list[Request]]) -> Report:
-        """The cell's engine, with one wave of requests after the other.
-
-        Raises:
-            AssertionError: a draft or an answer is another than it must be, or something is left in the engine.
-            Exception: whatever ended the engine.
-        """
+        """One wave of requests after the other; AssertionError where a draft or an answer is not what it must be."""
         target, report = self._target(cell.target), Report()
         right = self._unspeculated(cell.target)
         head = tiny_heads.write_head(self.folder / str(cell), target, cell.head_spec())

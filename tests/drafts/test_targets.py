@@ -60,11 +60,7 @@ def requests(with_image: bool) -> list[Request]:
 
 
 def drafts(target: Path, head: Path, k: int) -> str:
-    """Serve ``target`` with ``head``: "n of n" rows equal to the reference.
-
-    Raises:
-        DifferentError: rows that are not.
-    """
+    """Serve ``target`` with ``head``: "n of n" rows equal to the reference, or DifferentError."""
     with_image = target.name in targets.WITH_IMAGES
     asked, llm = requests(with_image), (("skip_tokenizer_init", False),) * with_image
     alone = without_speculation(Settings(target, max_model_len=MAX_MODEL_LEN, llm=llm), asked)

@@ -14,11 +14,7 @@ AUX = {3: (2, 4, 5), 4: (1, 3, 5, 7), 5: (1, 2, 4, 6, 8)}
 
 
 def vllm(family: str = "llama", draft_vocab: int = DRAFT_VOCAB, num_aux: int | None = 3) -> Written:
-    """vLLM's own names, nothing in need of a mapping.
-
-    Args:
-        num_aux: None: aux layers are not named, so they are vLLM's default.
-    """
+    """vLLM's own names, nothing in need of a mapping. Without ``num_aux`` its default aux layers are read."""
     spec = HeadSpec(family, draft_vocab=draft_vocab, norm_before_residual=True, aux_layers=AUX[num_aux or 3])
     head = make_head(spec, torch.Generator().manual_seed(0))
     del head.config["num_aux_hidden_states"]

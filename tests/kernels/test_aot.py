@@ -69,11 +69,7 @@ def ahead_of_time(launch: Callable[..., None], arch: int) -> Iterator[list[Ahead
 
 
 def stores_of(arch: int, launch: Callable[..., None], *args: Any, **kwargs: Any) -> list[str]:
-    """The kernels that ``launch(...)`` launches, compiled for ``arch`` instead: they spill no register.
-
-    Returns:
-        Each instruction that stores to global memory, such as STG.E.128.
-    """
+    """Each instruction, such as STG.E.128, that stores to global memory where ``launch(...)`` runs on ``arch``."""
     with ahead_of_time(launch, arch) as kernels:
         launch(*args, **kwargs)
     compiled = [once.asm for kernel in kernels for once in kernel.compiled]

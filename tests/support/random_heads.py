@@ -139,11 +139,7 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def write_target(folder: Path, family: str = "llama", seed: int = 0) -> Path:
-    """Write a random causal LM and return its folder.
-
-    Args:
-        family: "llama", "qwen3", or "qwen3_moe" for a mixture of experts in every layer.
-    """
+    """Write a random causal LM of ``family`` (llama, qwen3, or qwen3_moe: experts in every layer); its folder."""
     gen = torch.Generator().manual_seed(seed)
     weights = {
         "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=gen),
