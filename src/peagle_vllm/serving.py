@@ -54,7 +54,8 @@ def is_peagle(vllm_config: "VllmConfig") -> bool:
 
 def is_peagle_spec(spec: "SpeculativeConfig | None") -> bool:
     """The same of a ``SpeculativeConfig``. DFlash and DSpark draft in parallel too, by their own methods."""
-    return spec is not None and spec.method == "eagle3" and bool(spec.parallel_drafting) and on_vllm_platform()
+    is_eagle3 = spec is not None and spec.method == "eagle3"
+    return is_eagle3 and bool(getattr(spec, "parallel_drafting", False)) and on_vllm_platform()
 
 
 def on_vllm_platform() -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from peagle_vllm.patches import capture_range, v2_speculator, weight_update
+from peagle_vllm.patches import capture_range, drafter_limit, head_weights, v2_speculator, weight_update
 
 K = 3
 
@@ -41,8 +41,9 @@ def test_a_drawn_draft_that_the_grammar_refuses_is_verified(
 
 
 def test_what_is_no_p_eagle_needs_no_name_that_a_later_vllm_has_changed():
-    of_v1 = capture_range._set_cudagraph_sizes, capture_range.initialize_cudagraph_keys
-    for wrapper in (*of_v1, v2_speculator.get_grammar_bitmask, weight_update._start_weight_update):
+    wrappers = capture_range._set_cudagraph_sizes, capture_range.initialize_cudagraph_keys, head_weights.load_weights
+    wrappers += drafter_limit._input_fits_in_drafter, v2_speculator.get_grammar_bitmask, v2_speculator.load_model
+    for wrapper in (*wrappers, weight_update._start_weight_update):
         config, calls = SimpleNamespace(speculative_config=None, compilation_config=None), []
         config.vllm_config = config
         wrapper(lambda *args, seen=calls: seen.append(args) or seen, config, "more")

@@ -24,7 +24,7 @@ PATCH = Patch(
 
 
 def load_weights(original, self, weights, *args, **kwargs):
-    if self.use_parallel_drafting and on_vllm_platform():
+    if getattr(self, "use_parallel_drafting", False) and on_vllm_platform():
         weights = ((vllm_name(name), tensor) for name, tensor in refuse_broken(weights))
         weights = with_all_rows(weights, self.config)
         # Also where vLLM built a map to more tokens: check_pair has refused a d2t that is not the identity.

@@ -46,8 +46,8 @@ PATCH = Patch(
         "vllm.v1.worker.gpu.sample.gumbel": ("gumbel_noised_argmax", "gumbel_block_argmax", "spec_step_seed"),
         # What verifies drawn drafts divides draft_logits by the temperature.
         "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils": (
-            *("_compute_global_logprobs_and_logsumexp", "_compute_local_logits_stats_kernel"),
-            *("_compute_local_residual_mass_kernel", "_resample_kernel", "rejection_sample"),
+            *("_compute_global_logprobs_and_logsumexp", "_compute_local_logits_stats_kernel", "_resample_kernel"),
+            "rejection_sample",
         ),
     },
 )
@@ -72,7 +72,7 @@ def init_speculator(original, vllm_config, device, req_states, *args, **kwargs):
 @PATCH.wraps("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.load_model")
 def load_model(original, self, *args, **kwargs):
     loaded = original(self, *args, **kwargs)
-    if self.sampler is not None and self.speculator is not None:
+    if is_peagle(self.vllm_config) and self.sampler is not None and self.speculator is not None:
         self.speculator.sampling_states = self.sampler.sampling_states
     return loaded
 

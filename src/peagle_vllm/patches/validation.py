@@ -73,7 +73,7 @@ def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
 @PATCH.wraps("vllm.config.speculative", "SpeculativeConfig.__post_init__", compare=False)
 def post_init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     method = self.method
-    if self.target_model_config and _names_peagle(self.model, self.method, self.parallel_drafting, self.revision):
+    if self.target_model_config and _names_peagle(**vars(self)):
         # Before vLLM reads the head, because its own errors are about something else.
         self.method = "eagle3"
         patches.refuse_if_changed()  # here too: vLLM may have moved VllmConfig, and then its hook never runs
@@ -129,7 +129,7 @@ def _check_whole(vllm_config: "VllmConfig") -> None:
     spec = vllm_config.speculative_config
     if spec is None or spec.method != "eagle3" or spec.draft_model_config is None or spec.target_model_config is None:
         return
-    if not spec.parallel_drafting:
+    if not getattr(spec, "parallel_drafting", False):
         _warn_of_forgotten_flag(spec)
     if not is_peagle_spec(spec):
         return
