@@ -1,8 +1,7 @@
 """An EAGLE-3 head by speculators' own trainer, from the data of a P-EAGLE head: what that is compared with."""
 
-import time
 from functools import partial
-from logging import Handler, LogRecord, getLogger
+from logging import Handler, getLogger
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,9 +15,8 @@ from benchmarks.train_gpu import EAGLE3_FOLDER, changed, newest
 from peagle_tools.shared.errors import TryAgain
 from peagle_tools.train import cpu
 from peagle_tools.train.documents import take_states
-from peagle_tools.train.lines import add_line
 from peagle_tools.train.peagle_yaml import Config
-from peagle_tools.train.trainer import peak_memory
+from peagle_tools.train.trainer import note_step
 from peagle_tools.train.training import to_options
 from peagle_tools.train.warm_start import begin_as_target
 
@@ -80,17 +78,9 @@ def train_eagle3(config: Config) -> Path:
         flat["draft_attn_impl"] = "simple_flex_attention"  # the other masks are as large as a step squared
     build, reached = cli.build_draft_model, [0]
     handler = Handler()
-    handler.emit = partial(_note_step, config.run / "log.jsonl")  # type: ignore[method-assign]
+    handler.emit = partial(note_step, config.run / "log.jsonl")  # type: ignore[method-assign]
     with patch.object(cli, "Trainer", Trainer), patch.object(cli, "build_draft_model", begun):
         cli.main(TrainConfig.from_sources(cli=flat, argv=[]))
     if reached[-1] < steps:  # a signal, after which speculators ends as if it were the end
         raise TryAgain(f"{config.run}: stopped before its {steps} steps")
     return newest(config.run)
-
-
-def _note_step(file: Path, record: LogRecord) -> None:
-    """Write what speculators' trainer logs of a step."""
-    if isinstance(record.msg, dict) and "train" in record.msg:
-        line = {"step": record.msg["global_step"] + 1, "tokens/s": round(record.msg["profile"]["tokens_per_s"])}
-        line |= {"loss": record.msg["train"]["loss"], "peak_gb": round(peak_memory() / 2**30, 2), "time": time.time()}
-        add_line(file, line)

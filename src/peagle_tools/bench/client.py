@@ -4,7 +4,6 @@
 drops of the answers: their token ids and the counts of their steps.
 """
 
-import hashlib
 import json
 import shlex
 import sys
@@ -102,13 +101,6 @@ def bench_arguments(suite: Suite, cell: Cell) -> list[str]:
     if "--trust-remote-code" in shlex.split(f"{suite.serve.flags} {suite.arms[cell.arm].flags}"):
         words.append("--trust-remote-code")
     return [*words, "--save-result", "--save-detailed", "--disable-tqdm"]
-
-
-def without_texts(raw: dict[str, Any]) -> dict[str, Any]:
-    """Texts as hashes, enough to see whether two arms wrote the same."""
-    left_out = ("generated_texts", "errors", "tokenizer_id", "answers")
-    hashes = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in raw["generated_texts"]]
-    return {name: value for name, value in raw.items() if name not in left_out} | {"texts_sha256": hashes}
 
 
 def keep_messages(client: Any, prefix: str) -> list[str]:

@@ -27,15 +27,11 @@ NOT_IN_A_SWEEP = {
 SECRET = re.compile("(^|_)(TOKEN|KEY|SECRET|PASSWORD)$", re.IGNORECASE)
 
 
-def _model(name: str, info: ValidationInfo) -> str:
+def _model(value: Any, info: ValidationInfo) -> Any:
+    name = str(value.get("model", "")) if isinstance(value, dict) else value
     if name.startswith(("./", "../", "/")) and not Path(info.context or ".", name).is_dir():
         raise ValueError(f"there is no folder {name} (looked in {info.context})")
-    return name
-
-
-def _head(config: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    _model(str(config.get("model", "")), info)
-    return config
+    return value
 
 
 def _not_the_sweeps(flags: str) -> str:
@@ -55,7 +51,7 @@ def _no_secret(environment: dict[str, str]) -> dict[str, str]:
 
 Positive = Annotated[int, Field(ge=1)]
 Model = Annotated[str, AfterValidator(_model)]
-SpeculativeConfig = Annotated[dict[str, Any], AfterValidator(_head)]  # vLLM's; vLLM checks all but the model's folder
+SpeculativeConfig = Annotated[dict[str, Any], AfterValidator(_model)]  # vLLM's; vLLM checks all but the model's folder
 Words = Annotated[str, AfterValidator(_not_the_sweeps)]
 Name = Annotated[str, Field(pattern="[A-Za-z0-9]")]  # what ``slug`` leaves of it names files
 

@@ -126,8 +126,11 @@ class Sweep:
         except CellFailed as error:
             server.check_well()  # the server's failure is the cause of the client's
             return CellResult(cell=cell, reason=str(error))
-        repeated = by_repeated(Answer(*answer) for answer in raw.get("answers", ()))
-        return CellResult(cell=cell, repeated=repeated, raw=client.without_texts(raw))
+        repeated = by_repeated(Answer(*answer) for answer in raw.pop("answers", ()))
+        texts = raw.pop("generated_texts")  # kept as hashes, enough to see whether two arms wrote the same
+        raw["texts_sha256"] = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
+        kept = {name: value for name, value in raw.items() if name not in ("errors", "tokenizer_id")}
+        return CellResult(cell=cell, repeated=repeated, raw=kept)
 
     def _keep(self, result: CellResult) -> None:
         """Write the result of a cell, without paths of this machine, and print a line about it."""

@@ -9,6 +9,7 @@ A draft is one round of one request. Imports no vLLM.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
 PREFIX = "vllm:spec_decode_num_"
@@ -56,15 +57,11 @@ def by_repeated(answers: Iterable[Answer]) -> dict[int, Acceptance]:
     """
     counts = []
     for prompt, answer, metrics in answers:
-        tokens = len(prompt) + 1  # one token by the prompt's own step
-        known, steps = [], []
-        for accepted in metrics.get("per_step_accepted") or ():
-            known.append(tokens)
-            steps.append(acceptance_of([accepted], metrics["num_spec_tokens"]))
-            tokens += accepted + 1
-        if steps and tokens >= len(prompt) + len(answer):
-            matches = repeated_tokens([*prompt, *answer], known)
-            counts += [{matched: step} for matched, step in zip(matches, steps, strict=True)]
+        steps = metrics.get("per_step_accepted") or ()  # after the prompt's own, which gives one token
+        *known, end = accumulate((accepted + 1 for accepted in steps), initial=len(prompt) + 1)
+        if steps and end >= len(prompt) + len(answer):
+            matches = zip(repeated_tokens([*prompt, *answer], known), steps, strict=True)
+            counts += [{n: acceptance_of([accepted], metrics["num_spec_tokens"])} for n, accepted in matches]
     return merged(counts)
 
 

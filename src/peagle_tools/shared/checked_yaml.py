@@ -16,6 +16,7 @@ class Strict(BaseModel):
 
 
 Model = TypeVar("Model", bound=Strict)
+MESSAGES = {"extra_forbidden": "unknown key", "missing": "is missing", "model_type": "is no mapping of keys to values"}
 
 
 def read_yaml(file: Path, model: type[Model], what: str) -> Model:
@@ -59,14 +60,8 @@ class _Loader(yaml.SafeLoader):
 def _mistake(root: yaml.Node, what: str, item: Any) -> tuple[int, str]:
     """One of pydantic's errors as (line, ``KEY: what is wrong``)."""
     path = [part for part in item["loc"] if part != "[key]"]
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        message = "unknown key"
-    elif item["type"] == "missing":
-        message = "is missing"
-    elif item["type"] == "model_type":
-        message = "is no mapping of keys to values"
-    elif item["type"] == "string_type" and isinstance(item["input"], bool | int | float):
+    message = MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
+    if item["type"] == "string_type" and isinstance(item["input"], bool | int | float):
         message = f"is {item['input']!r}; write it in quotes"
     return _line(root, path), f"{'.'.join(map(str, path)) or what}: {message}"
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from logging import Handler, LogRecord, getLogger
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -166,17 +167,22 @@ class Trainer(library.Trainer):
             self.bar.close()
 
     def _note_step(self, record: LogRecord) -> None:
-        """Write what speculators' trainer logs of a step."""
-        if not isinstance(record.msg, dict) or "train" not in record.msg:
-            return
-        line = {"step": record.msg["global_step"] + 1, "lr": record.msg["lr"], **_shown(record.msg["train"])}
-        profile = record.msg["profile"]
-        line["tokens/s"] = round(profile["tokens_per_s"] * self.world)
-        line["ms"] = {name: round(profile[f"{name}_ms"]) for name in ("queue", "h2d", "fwd", "bwd", "opt")}
-        line["peak_gb"] = round(peak_memory() / 2**30, 2)
-        line["time"] = round(time.time(), 2)
-        add_line(self.log_file, line)
-        self.bar.set_postfix({key: line[key] for key in ("loss", "tokens/s", "peak_gb")}, refresh=False)
+        if line := note_step(self.log_file, record, self.world):
+            self.bar.set_postfix({key: line[key] for key in ("loss", "tokens/s", "peak_gb")}, refresh=False)
+
+
+def note_step(file: Path, record: LogRecord, processes: int = 1) -> dict[str, Any]:
+    """Write what speculators' trainer logs of a step; its line, empty for any other record."""
+    if not isinstance(record.msg, dict) or "train" not in record.msg:
+        return {}
+    line = {"step": record.msg["global_step"] + 1, "lr": record.msg["lr"], **_shown(record.msg["train"])}
+    profile = record.msg["profile"]
+    line["tokens/s"] = round(profile["tokens_per_s"] * processes)
+    line["ms"] = {name: round(profile[f"{name}_ms"]) for name in ("queue", "h2d", "fwd", "bwd", "opt")}
+    line["peak_gb"] = round(peak_memory() / 2**30, 2)
+    line["time"] = round(time.time(), 2)
+    add_line(file, line)
+    return line
 
 
 def _shown(metrics: dict[str, float], end: str = "") -> dict[str, Any]:

@@ -75,7 +75,11 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     # Autocast would cast it in each chunk, since it needs no gradient.
     head.verifier_lm_head.to(getattr(torch, config.step.dtype))
     batches = loaders(config, args, head)
-    total = config.optimizer.steps or sum(_num_batches(batches[0], epoch) for epoch in range(args.epochs))
+    loader: Any = batches[0]
+    total = config.optimizer.steps or 0
+    for epoch in range(0 if total else args.epochs):  # each order of documents packs in steps of its own
+        loader.batch_sampler.set_epoch(epoch)
+        total += len(loader)
     call, _ = PEagleDraftModel.get_trainer_kwargs(**vars(args))
     call |= {"max_anchors": config.speculators.get("max_anchors"), "chunk_rows": config.step.chunk_rows}
     fields = {name: getattr(args, name) for name in library.TrainerConfig._fields if hasattr(args, name)}
@@ -83,12 +87,6 @@ def make_trainer(config: Config, options: TrainConfig) -> Trainer:
     fields |= {"max_steps": total, "resume_from_checkpoint": True}
     fields |= {"train_call_kwargs": call, "val_call_kwargs": call}
     return Trainer(config, head, library.TrainerConfig(**fields), *batches)
-
-
-def _num_batches(loader: Any, epoch: int) -> int:
-    """Steps of an epoch, which depend on how its order of documents packs."""
-    loader.batch_sampler.set_epoch(epoch)
-    return len(loader)
 
 
 def to_options(config: Config) -> TrainConfig:
