@@ -45,18 +45,30 @@ def test_without_a_defect_drafts_are_exact(pair: tuple[Path, Path]):
     assert drafts_are_exact(start(pair), pair, [Request("a", prompt(70), 30), Request("b", prompt(9, 1), 30)])
 
 
-def test_prompt_token_slip_in_chunked_prefill(pair: tuple[Path, Path]):
-    """Stock feeds the LAST prompt token after a chunk that is not the last; the drafter's KV keeps the error."""
-    live = start(pair, token_budget=32)
-    assert drafts_are_exact(live, pair, [Request("chunked", prompt(100), 30)]) is not STOCK
-
-
 def test_one_request_near_max_model_len_stops_all_drafts(pair: tuple[Path, Path]):
     """Stock drafts for nobody in such a step, and leaves a hole in every other request's draft KV."""
     live = start(pair)
     near = Request("near", prompt(MAX_MODEL_LEN - 6, 2), 6)
     other = Request("other", prompt(20, 3), 40)
     assert drafts_are_exact(live, pair, [near, other]) is not STOCK
+
+
+def test_length_bound_is_stale_after_queries_are_extended(pair: tuple[Path, Path]):
+    """Stock's extend_all_queries_by_N lengthens seq_lens, not the host's upper bound on them."""
+    live = start(pair)
+    original, bounds = live.drafter.build_per_group_and_layer_attn_metadata, []
+
+    def build(metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        lengths = metadata.seq_lens
+        bounds.append(
+            bool((metadata.seq_lens_cpu_upper_bound >= lengths).all() and metadata.max_seq_len >= lengths.max())
+        )
+        return original(metadata, *args, **kwargs)
+
+    with patch.object(live.drafter, "build_per_group_and_layer_attn_metadata", build):
+        live.run([Request("a", prompt(20), 20), Request("b", prompt(30, 1), 20)])
+    assert bounds
+    assert all(bounds) is not STOCK
 
 
 def test_penalties_end_the_engine_near_max_model_len(pair: tuple[Path, Path]):
@@ -67,6 +79,12 @@ def test_penalties_end_the_engine_near_max_model_len(pair: tuple[Path, Path]):
     with ends if STOCK else nullcontext():
         live.run([near, Request("penalties", prompt(20, 3), 20, arrives=8, sampling=(("presence_penalty", 0.5),))])
     shut_down()  # an engine that raised is not used again
+
+
+def test_prompt_token_slip_in_chunked_prefill(pair: tuple[Path, Path]):
+    """Stock feeds the LAST prompt token after a chunk that is not the last; the drafter's KV keeps the error."""
+    live = start(pair, token_budget=32)
+    assert drafts_are_exact(live, pair, [Request("chunked", prompt(100), 30)]) is not STOCK
 
 
 def test_a_request_that_misses_a_step_verifies_placeholders(pair: tuple[Path, Path]):
@@ -96,24 +114,6 @@ def test_dynamic_k_gives_drafts_to_the_wrong_request(pair: tuple[Path, Path]):
     fitting = all(tuple(shape) == (num_reqs, k) for num_reqs, k, shape in shapes)
     assert any(k < K for _, k, _ in shapes)
     assert fitting is not STOCK
-
-
-def test_length_bound_is_stale_after_queries_are_extended(pair: tuple[Path, Path]):
-    """Stock's extend_all_queries_by_N lengthens seq_lens, not the host's upper bound on them."""
-    live = start(pair)
-    original, bounds = live.drafter.build_per_group_and_layer_attn_metadata, []
-
-    def build(metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        lengths = metadata.seq_lens
-        bounds.append(
-            bool((metadata.seq_lens_cpu_upper_bound >= lengths).all() and metadata.max_seq_len >= lengths.max())
-        )
-        return original(metadata, *args, **kwargs)
-
-    with patch.object(live.drafter, "build_per_group_and_layer_attn_metadata", build):
-        live.run([Request("a", prompt(20), 20), Request("b", prompt(30, 1), 20)])
-    assert bounds
-    assert all(bounds) is not STOCK
 
 
 def test_seeds_are_ignored_in_probabilistic_drafts(pair: tuple[Path, Path]):

@@ -33,7 +33,7 @@ from tests.heads.test_fields import sharpened, vllms_config
 from tests.heads.writers import AUX, DRAFT_VOCAB, SERVED, VOCAB
 from tests.support.command import only_line, run
 from tests.support.dialects import edit
-from tests.support.models import PEAGLE, TARGET, heldout
+from tests.support.models import PEAGLE, PEAGLE_REDUCED, TARGET, heldout
 from tests.support.random_heads import HeadSpec, write_pair, write_target
 
 
@@ -221,26 +221,28 @@ def test_a_trimmed_head_keeps_its_rows(name: str, to: Any, tmp_path: Path):
         assert torch.equal(after[tensor].flatten(), before[tensor].flatten()), tensor
 
 
-def most_frequent(texts: list[str], tokenizer: Any) -> list[int]:
-    """The 27 token ids that the texts hold most, but for those that any text may need."""
-    ids = [i for text in texts for i in tokenizer.encode(text, add_special_tokens=False)]
-    frequent = np.argsort(-np.bincount(ids, minlength=512), kind="stable")
-    return np.setdiff1d(frequent, needed_ids(tokenizer), assume_unique=True)[:27].tolist()
+def most_frequent(texts: list[str], tokenizer: Any, ids: np.ndarray) -> list[int]:
+    """Those of ``ids`` that the texts hold, most first, but for those that any text may need."""
+    held = [i for text in texts for i in tokenizer.encode(text, add_special_tokens=False)]
+    frequent = np.argsort(-np.bincount(held, minlength=512), kind="stable")
+    return np.setdiff1d(frequent[np.isin(frequent, ids)], needed_ids(tokenizer), assume_unique=True).tolist()
 
 
-@pytest.mark.parametrize("answered", [True, False])
-def test_what_any_text_needs_is_kept_then_what_is_said_most(answered: bool):
+@pytest.mark.parametrize(("answered", "folder", "size"), [(True, PEAGLE, 290), (False, PEAGLE_REDUCED, 100)])
+def test_what_any_text_needs_is_kept_then_what_is_said_most(answered: bool, folder: Path, size: int):
     """Answers alone count where there are some."""
     chats = [[{"role": "assistant" if answered else "user", "content": text}] for text in TEXTS]
     if answered:
         chats[0].insert(0, {"role": "user", "content": "import " * 999})
-    (kept, coverage), tokenizer = choose(read_head(PEAGLE), str(TARGET), 290, chats), read_tokenizer(str(TARGET))
-    needed = needed_ids(tokenizer)
-    assert kept.tolist() == sorted(kept) and len(kept) == 290
-    assert set(needed) < set(kept) and len(needed) == 256 + 7  # bytes and special tokens
-    assert set(kept) == {*needed, *most_frequent(TEXTS, tokenizer)}
+    ids, tokenizer = target_ids(head := read_head(folder)), read_tokenizer(str(TARGET))
+    kept, coverage = choose(head, str(TARGET), size, chats)
+    assert kept.tolist() == sorted(kept) and len(kept) == size
+    assert len(needed_ids(tokenizer)) == 256 + 7  # bytes and special tokens
+    needed = {*needed_ids(tokenizer)} & {*ids.tolist()}
+    assert {*ids[kept].tolist()} == {*needed, *most_frequent(TEXTS, tokenizer, ids)[: size - len(needed)]}
     # Coverage is of texts that chose nothing.
-    chosen = {*needed, *most_frequent([text for i, text in enumerate(TEXTS) if i % 10], tokenizer)}
+    others = [text for i, text in enumerate(TEXTS) if i % 10]
+    chosen = {*needed, *most_frequent(others, tokenizer, ids)[: size - len(needed)]}
     held = [i for text in TEXTS[::10] for i in tokenizer.encode(text, add_special_tokens=False)]
     assert coverage == pytest.approx(np.mean([i in chosen for i in held])) and coverage < 1
 

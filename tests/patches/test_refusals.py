@@ -36,11 +36,6 @@ def registered_plugin():
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tiny_heads.write_target(tmp_path / "target")
-
-
-@pytest.fixture
 def head(tmp_path: Path, target: Path) -> Path:
     return tiny_heads.write_head(tmp_path / "head", target, HeadSpec())
 
@@ -148,8 +143,9 @@ def test_parallelism(target: Path, head: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("file", [{"min_p": 0.1}, {"min_p": 0, "top_k": 5}])
-def test_defaults_of_the_target_that_vllm_refuses_with_speculation(target: Path, head: Path, file: dict, warned):
+def test_defaults_of_the_target_that_vllm_refuses_with_speculation(tmp_path: Path, head: Path, file: dict, warned):
     """docs/serve.md has vLLM's own error; the corrected command serves."""
+    target = tiny_heads.write_target(tmp_path / "target")
     (target / "generation_config.json").write_text(json.dumps(file | {"do_sample": True, "temperature": 0.7}))
     configure(target, head, engine_override_generation_config={"min_p": 0})
     assert not warned("min_p")

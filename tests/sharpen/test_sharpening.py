@@ -52,9 +52,9 @@ class Engines:
 
     def measure(self, pair: engines.Pair, prompts: list, num_k: int, longest: int) -> list[Acceptance]:
         head = read_head(Path(pair.head))  # one that can be loaded
-        more = int(40 * self.gain) if len(self.measured) % 2 else 0  # the head itself comes first
+        more, scatter = (int(40 * self.gain), 5) if len(self.measured) % 2 else (0, 1)  # the head itself comes first
         self.measured.append((read_selector_config(head.config, "") is not None, num_k))
-        counts = [(50 + more + i % 3, 30) for i in range(len(prompts) // engines.GROUP)]
+        counts = [(50 + more + i % 3 * scatter, 30) for i in range(len(prompts) // engines.GROUP)]
         return [Acceptance(100, (*count, *[0] * (num_k - 2))) for count in counts]
 
 
@@ -107,12 +107,12 @@ def test_what_is_written_is_served_by_every_vllm(tmp_path: Path, sharpen: Callab
     assert all(tensor.dtype == torch.bfloat16 for name, tensor in tensors.items() if "scale" not in name)
     words = " ".join(ran.stdout.split())
     assert "4,000 drafts recorded" in words and "wrote" in words
-    assert "K = 3, held-out prompts: AL 1.810 before, 2.010 after (+11.0%), a gain of 0.200 ± 0.000" in words
+    assert "K = 3, held-out prompts: AL 1.810 before, 2.050 after (+13.3%), a gain of 0.240 ± 0.023" in words
     assert fakes.measured == [(False, 3), (True, 3)]
 
 
 def test_what_is_no_better_is_not_written(tmp_path: Path, sharpen: Callable, fakes: Engines):
-    fakes.gain = 0.0
+    fakes.gain = -0.075  # a gain within its error
     ran = sharpen()
     assert ran.exit_code == 1
     assert f"no better than {PEAGLE} on held-out prompts: nothing is written" in ran.stderr

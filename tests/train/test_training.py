@@ -214,7 +214,8 @@ def test_a_signal_to_every_process_saves_the_step(tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.1)
     for each in (*psutil.Process(process.pid).children(recursive=True), process):
-        each.send_signal(signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            each.send_signal(number)
     assert process.wait(60) == 75 and len(saved_steps(file)) == 1
 
 
@@ -226,8 +227,6 @@ def test_a_loss_that_is_no_number_names_its_documents(tmp_path: Path) -> None:
     save_file(tensors, states)
     with pytest.raises(ToolError, match=r"^step \d+: the loss .* no number, with rows (\d+, )*7(, \d+)* of the data; "):
         train(file)
-    left = [load_file(path / "master.safetensors") for path in checkpoints(file).glob("step-*")]
-    assert all(tensor.isfinite().all() for tensors in left for tensor in tensors.values())
 
 
 def test_hidden_states_that_change_while_it_trains_are_refused(tmp_path: Path) -> None:
@@ -409,9 +408,10 @@ def test_replay_computes_in_the_dtype_of_a_step(monkeypatch: pytest.MonkeyPatch)
     """In float32, a GPU's attention of grouped heads would hold all scores of a document."""
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    monkeypatch.setattr(trainer_module, "measure", lambda *_: torch.is_autocast_enabled("cuda"))
+    dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    monkeypatch.setattr(trainer_module, "measure", lambda *_: [of("cuda") for of in dtype])
     run = Mock(device_type="cuda", rank=1, config=SimpleNamespace(hidden_states_dtype=torch.bfloat16))
-    assert trainer_module.Trainer._measure(run)
+    assert trainer_module.Trainer._measure(run) == [True, torch.bfloat16]
 
 
 def test_attention_is_not_compiled_for_each_length() -> None:

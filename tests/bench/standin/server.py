@@ -1,7 +1,7 @@
 """Stands for vLLM's server: answers what the sweep asks, in milliseconds. STANDIN in its environment says what fails.
 
 no-start    ends with an error that looks like vLLM's before it listens
-full        does not empty its prefix cache
+full:N      empties its prefix cache at the N-th try
 dies:N      ends abruptly when the N-th cell of this start begins
 sickens:N   from the N-th cell on /health is an error, and a second later it ends: what vLLM does without its engine
 """
@@ -51,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", "17")
         self.end_headers()
-        self.wfile.write(b'{"success": true}' if wanted != "full" else b'{"success":false}')
+        self.wfile.write(b'{"success":false}' if "full" in wanted and cells < int(wanted[5:]) else b'{"success": true}')
 
     def log_message(self, *_: object) -> None:
         pass
