@@ -111,8 +111,8 @@ ARMS = [
     RealArm("n-gram", "ngram", 5),
     *(RealArm("EAGLE-3", "eagle3", k) for k in (2, 3, 7)),
     *(RealArm(PLAIN, "peagle", k) for k in (3, 7)),
-    *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (3, 5, 7)),
-    *(RealArm("P-EAGLE with look-up", "peagle", k, selector=True, lookup=2) for k in (3, 5, 7)),
+    *(RealArm("P-EAGLE", "peagle", k, selector=True) for k in (3, 7)),
+    *(RealArm("P-EAGLE with look-up", "peagle", k, selector=True, lookup=2) for k in (3, 7)),
 ]
 
 
