@@ -207,15 +207,15 @@ def test_a_signal_to_every_process_saves_the_step(tmp_path: Path) -> None:
     """Ctrl+C in a terminal, or a scheduler's SIGTERM: processes that load documents stay."""
     many = {"optimizer": {"steps": 10_000}, "every": {"checkpoint": 10_000, "replay": 10_000}}
     file = toy_run(tmp_path / "run", speculators={"num_workers": 2}, **many)
-    command = [sys.executable, "-m", "peagle_tools.cli", "train", "run", str(file)]
-    process = subprocess.Popen(command, start_new_session=True)
-    log = read_config(file).run / "log.jsonl"
-    while not log.exists() or len(log.read_text().splitlines()) < 9:
-        assert process.poll() is None
-        time.sleep(0.1)
-    for each in (*psutil.Process(process.pid).children(recursive=True), process):
-        for number in (signal.SIGINT, signal.SIGTERM):
+    words, log = [sys.executable, "-mpeagle_tools.cli", "train", "run", str(file)], read_config(file).run / "log.jsonl"
+    process = subprocess.Popen(words, start_new_session=True)
+    for number, lines in ((signal.SIGINT, 9), (signal.SIGTERM, 18)):
+        while not log.exists() or len(log.read_text().splitlines()) < lines:
+            assert process.poll() is None
+            time.sleep(0.1)
+        for each in psutil.Process(process.pid).children(recursive=True):
             each.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 75 and len(saved_steps(file)) == 1
 
 
